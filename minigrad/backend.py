@@ -1,0 +1,156 @@
+"""Where arrays live: NumPy on the CPU, CuPy on a GPU, and how to move between them.
+
+The only module that imports CuPy, and only once a GPU is asked for. Everything else writes ``array_module(x).exp(x)``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from minigrad.errors import DeviceError, DTypeError
+
+Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
+DType: TypeAlias = Any  # whatever numpy.dtype() takes
+Axes: TypeAlias = "int | tuple[int, ...] | None"
+
+HALF = frozenset({"float16", "bfloat16"})
+
+
+def array_module(*arrays: Array) -> ModuleType:
+    """The module, ``numpy`` or ``cupy``, whose functions work on ``arrays`` (or Tensors); ``numpy`` for plain numbers.
+
+    >>> array_module(np.ones(3)).__name__
+    'numpy'
+    """
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and any(isinstance(getattr(a, "_data", a), cupy.ndarray) for a in arrays):
+        return cupy
+    return np
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is an array of a device: a ``numpy.ndarray`` or a ``cupy.ndarray``, not a Python number."""
+    if isinstance(value, np.ndarray):
+        return True
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+# ---- dtypes ---------------------------------------------------------------------------------------------------------
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether a NumPy dtype is a real floating-point one, bfloat16 included."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def accumulator(dtype: Any) -> Any:
+    """The dtype in which sums over ``dtype`` are formed: float32 for half precision, else ``dtype`` itself.
+
+    >>> accumulator(np.dtype("float16")).name, accumulator(np.dtype("float64")).name
+    ('float32', 'float64')
+    """
+    return np.dtype(np.float32) if dtype.name in HALF else dtype
+
+
+def as_dtype(dtype: DType) -> np.dtype[Any]:
+    """``dtype`` (a name, a type, a dtype) as a real NumPy dtype; complex and object ones are refused."""
+    if dtype == "bfloat16":
+        dtype = bfloat16()
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise DTypeError("a dtype such as 'float32'", repr(dtype)) from error
+    if found.kind not in "biuf" and found.name != "bfloat16":
+        raise DTypeError("booleans, integers or real floating-point numbers", str(found), complaint(found.kind))
+    return found
+
+
+def complaint(kind: str) -> str:
+    """What to do about an array of a dtype that minigrad doesn't take."""
+    if kind == "c":
+        return "complex numbers are out of scope; keep real and imaginary parts as two tensors"
+    return "make a rectangular array of numbers first"
+
+
+def bfloat16() -> Any:
+    """The bfloat16 dtype, which the package ``ml_dtypes`` defines."""
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise DTypeError("a dtype of NumPy", "bfloat16", "pip install ml_dtypes") from error
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+
+
+def load_cupy() -> Any:
+    """The module ``cupy``, imported at the first call; a DeviceError that says what is missing where it can't be."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError("CuPy, which runs the GPU", str(error), "pip install 'minigrad[cuda]'") from error
+    return cupy
+
+
+def gpu_count() -> int:
+    """The number of GPUs that CuPy can reach; 0 where CuPy or a driver is missing."""
+    try:
+        return int(load_cupy().cuda.runtime.getDeviceCount())
+    except Exception:  # no CuPy, no driver, no device: each raises a kind of its own
+        return 0
+
+
+def check_device(device: str | None) -> str:
+    """``device`` in its full form, ``cpu`` or ``cuda:N``; None is ``cpu``.
+
+    >>> check_device(None)
+    'cpu'
+    """
+    if device is None or device == "cpu":
+        return "cpu"
+    kind, _, number = str(device).partition(":")
+    if kind != "cuda" or not (number or "0").isdigit():
+        raise DeviceError("a device 'cpu', 'cuda' or 'cuda:N'", repr(device))
+    count = gpu_count()
+    if int(number or 0) >= count:
+        raise DeviceError(f"one of {count} GPUs" if count else "a GPU", repr(device), "use device='cpu'")
+    return f"cuda:{int(number or 0)}"
+
+
+def device_of(array: Array) -> str:
+    """The device that holds ``array``: ``cpu`` or ``cuda:N``."""
+    return "cpu" if isinstance(array, np.ndarray) else f"cuda:{array.device.id}"
+
+
+@contextmanager
+def use_device(device: str) -> Iterator[ModuleType]:
+    """Make ``device`` the current one for new arrays; gives its array module."""
+    if device == "cpu":
+        yield np
+    else:
+        cupy = load_cupy()
+        with cupy.cuda.Device(int(device[5:])):
+            yield cupy
+
+
+def to_device(array: Array, device: str) -> Array:
+    """``array`` on ``device`` (a full name); the array itself where it is there already."""
+    if device_of(array) == device:
+        return array
+    if device == "cpu":
+        return array.get()
+    with use_device(device) as xp:
+        return xp.asarray(array)
+
+
+def to_numpy(array: Array) -> Any:
+    """``array`` as a NumPy array, copied only from a GPU."""
+    return array if isinstance(array, np.ndarray) else array.get()

@@ -1,0 +1,237 @@
+"""The backward pass: nodes by descending creation number, no recursion, each node freed as soon as it was used.
+
+``backward`` adds gradients to the leaves, ``grad`` returns them; both are one :class:`_Pass`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minigrad import core
+from minigrad.backend import HALF, array_module, is_array
+from minigrad.core import Node, Primitive
+from minigrad.errors import DTypeError, GraphError, ShapeError
+from minigrad.recording import enable_grad, no_grad
+
+
+def unbroadcast(g: Any, shape: tuple[int, ...]) -> Any:
+    """Sum ``g`` over the axes along which an argument of ``shape`` was repeated; half precision sums in float32."""
+    lead = g.ndim - len(shape)
+    axes = (*range(lead), *(i + lead for i, n in enumerate(shape) if n == 1 and g.shape[i + lead] != 1))
+    if not isinstance(g, core.Tensor) and g.dtype.name in HALF:
+        return g.sum(axis=axes, dtype=np.float32).astype(g.dtype).reshape(shape)
+    return g.sum(axis=axes).reshape(shape)
+
+
+class _Pass:
+    """One backward pass: gradients wait in ``pending`` until every consumer of their node has delivered.
+
+    A node's consumers have higher creation numbers, so taking nodes from a heap by descending number meets each node
+    after all of its consumers: a topological order without recursion or a search. The first gradient is *borrowed* (it
+    may be a view, or shared with another node) and never written to; the sum with a second is *owned*, and later ones
+    are added to it in place.
+    """
+
+    def __init__(self, create_graph: bool, retain_graph: bool, targets: set[Any] | None) -> None:
+        self.create_graph, self.retain_graph, self.targets = create_graph, retain_graph, targets
+        self.useful: set[Any] | None = None
+        self.pending: dict[Any, Any] = {}
+        self.owned: set[Any] = set()
+        self.heap: list[tuple[int, Node]] = []
+        self.found: dict[Any, Any] = {}
+
+    def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
+        """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
+        if self.targets is not None:
+            self.useful = _leading_to(self.targets, [edge for edge, _ in roots])
+        for edge, g in roots:
+            self.deliver(edge, g, fresh=False)
+        while self.heap:
+            node = heapq.heappop(self.heap)[1]
+            g = self.pending.pop(node)
+            self.owned.discard(node)
+            if node.hooks:
+                g = _hooked(node.hooks, g)
+            if self.targets is not None and node in self.targets:
+                self.found[node] = g
+            if self.useful is None or node in self.useful:
+                self.visit(node, g)
+        for leaf in [edge for edge in self.pending if isinstance(edge, core.Tensor)]:
+            g = _hooked(leaf._hooks or (), self.pending[leaf])
+            if self.targets is None:
+                _accumulate(leaf, g, fresh=False)
+            else:
+                self.found[leaf] = g
+
+    def visit(self, node: Node, g: Any) -> None:
+        """Run the rules of ``node`` and hand each result to the parent that it belongs to."""
+        node.check()
+        started = time.perf_counter() if core.observers else 0.0
+        if type(g) is tuple:
+            g = _filled(g, node)
+        gradients = node.primitive.pull(node, g, self.create_graph)
+        residuals, parents = node.residuals, node.parents
+        if core.observers:
+            seconds = time.perf_counter() - started
+            for observer in tuple(core.observers):
+                observer.backward(node, g, gradients, seconds)
+        if not self.retain_graph:
+            node.release()
+        for k, (edge, gradient) in enumerate(zip(parents, gradients, strict=True)):
+            if gradient is not None and (self.useful is None or edge in self.useful or edge in self.targets):  # type: ignore[operator]
+                fitted = gradient if type(gradient) is tuple else self.fit(node.primitive, edge, gradient)
+                self.deliver(edge, fitted, fresh=_is_fresh(fitted, g, residuals, gradients[:k]))
+
+    def fit(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
+        """``g`` with the shape and dtype of what it is the gradient of: broadcasting undone, anything else refused."""
+        shape, dtype = edge.shape, edge.dtype
+        if self.create_graph and not isinstance(g, core.Tensor):
+            g = core.Tensor._wrap(g)
+        if g.shape != shape:
+            if not made_by.elementwise:
+                raise GraphError(f"a gradient of shape {shape}", f"{g.shape} from a rule of {made_by.name!r}")
+            g = unbroadcast(g, shape)
+        return g if g.dtype == dtype else g.astype(dtype)
+
+    def deliver(self, edge: Any, g: Any, fresh: bool) -> None:
+        """Add ``g`` to what waits at ``edge``."""
+        leaf = isinstance(edge, core.Tensor)
+        if leaf and self.targets is None and not edge._hooks:
+            _accumulate(edge, g, fresh)
+        elif edge not in self.pending:
+            self.pending[edge] = g
+            if not leaf:
+                heapq.heappush(self.heap, (-edge.number, edge))
+        elif type(g) is tuple:
+            before = self.pending[edge]
+            self.pending[edge] = tuple(b if a is None else a for a, b in zip(before, g, strict=True))
+        elif edge in self.owned:
+            before = self.pending[edge]
+            before += g
+        else:
+            self.pending[edge] = self.pending[edge] + g
+            if not self.create_graph and g.shape != ():  # a sum of shape () is a NumPy number, which has no place
+                self.owned.add(edge)
+
+
+def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:
+    """Whether nothing else can hold ``g``: it is no view, not the incoming gradient, no residual, no other gradient."""
+    others = (incoming, *(residuals or ()), *earlier)
+    return is_array(g) and g.base is None and all(g is not other for other in others)
+
+
+def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
+    """The gradients of several results, with zeros for those that nothing depends on."""
+    xp = array_module(*[_raw(part) for part in g])
+    facts = zip(g, node.shape, node.dtype, strict=True)
+    return tuple(xp.zeros(shape, dtype) if part is None else part for part, shape, dtype in facts)
+
+
+def _hooked(hooks: Sequence[Callable[[Any], Any]], g: Any) -> Any:
+    for hook in tuple(hooks):
+        changed = hook(g)
+        g = g if changed is None else changed
+    return g
+
+
+def _accumulate(leaf: Any, g: Any, fresh: bool) -> None:
+    """Add to ``leaf.grad``, which belongs to the leaf alone: a borrowed array is copied before it is kept."""
+    if leaf.grad is None:
+        leaf.grad = g if fresh else array_module(g).array(g)
+    elif leaf.grad.shape == ():
+        leaf.grad = np.asarray(leaf.grad + g)
+    else:
+        leaf.grad += g
+
+
+def _leading_to(targets: set[Any], roots: Sequence[Any]) -> set[Any]:
+    """The nodes from which one of ``targets`` can be reached, so that the pass need not visit the others."""
+    reachable, stack = set(), [root for root in roots if isinstance(root, Node)]
+    while stack:
+        node = stack.pop()
+        if node not in reachable:
+            reachable.add(node)
+            stack += [edge for edge in node.parents or () if isinstance(edge, Node)]
+    useful: set[Any] = set()
+    for node in sorted(reachable, key=lambda n: n.number):
+        if node.parents is None or any(edge in targets or edge in useful for edge in node.parents):
+            useful.add(node)
+    return useful
+
+
+def _seed(out: Any, gradient: Any) -> Any:
+    """The gradient from which a pass starts at ``out``: the one given, checked, or 1 for a single number."""
+    if not isinstance(out, core.Tensor):
+        raise DTypeError("a Tensor to differentiate", type(out).__name__, "compute it with minigrad from Tensors")
+    if not out._requires_grad:
+        raise GraphError("a result of tensors with requires_grad=True", f"{out._brief()}, recorded nowhere")
+    if gradient is None:
+        if out.size != 1:
+            hint = "call .sum() or .mean() first, or pass the gradient of the result"
+            raise ShapeError("a scalar, from which a gradient can start", f"shape {out.shape}", hint)
+        return array_module(out._data).ones(out.shape, out.dtype)
+    if np.shape(gradient) != out.shape:
+        raise ShapeError(f"a gradient of shape {out.shape}", f"shape {np.shape(gradient)}")
+    if isinstance(gradient, core.Tensor):
+        return gradient if gradient.dtype == out.dtype else gradient.astype(out.dtype)
+    return array_module(out._data).asarray(gradient, dtype=out.dtype)
+
+
+def _raw(value: Any) -> Any:
+    return value._data if isinstance(value, core.Tensor) else value
+
+
+def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
+    """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
+    seed = _raw(_seed(out, gradient))
+    with no_grad():
+        _Pass(False, retain_graph, None).run([(out._node or out, seed)])
+
+
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Any, ...]:
+    """Gradients of ``outputs`` with respect to ``inputs``, as a tuple of Tensors; ``.grad`` of the leaves stays as it is.
+
+    inputs may be leaves or results. With ``create_graph`` the gradients are recorded and can be differentiated again.
+    grad_outputs are the gradients of non-scalar outputs. An input that no output depends on is an error, or None under
+    ``allow_unused``.
+
+    >>> import minigrad as mg
+    >>> x = mg.Tensor(3.0, requires_grad=True)
+    >>> (dx,) = mg.grad(x**3, x, create_graph=True)
+    >>> (ddx,) = mg.grad(dx, x)
+    >>> print(dx.item(), ddx.item())
+    27.0 18.0
+    """
+    outputs = [outputs] if isinstance(outputs, core.Tensor) else list(outputs)
+    inputs = [inputs] if isinstance(inputs, core.Tensor) else list(inputs)
+    single = grad_outputs is None or isinstance(grad_outputs, core.Tensor) or is_array(grad_outputs)
+    given = [grad_outputs] * len(outputs) if single else list(grad_outputs)
+    for i, tensor in enumerate(inputs):
+        if not (isinstance(tensor, core.Tensor) and tensor._requires_grad):
+            raise GraphError(f"input {i} to be a Tensor with requires_grad=True", getattr(tensor, "_brief", str)())
+    seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
+    edges = [tensor._node or tensor for tensor in inputs]
+    work = _Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
+    roots = [(out._node or out, s if create_graph else _raw(s)) for out, s in zip(outputs, seeds, strict=True)]
+    with enable_grad() if create_graph else no_grad():
+        work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])
+    missing = [i for i, edge in enumerate(edges) if edge not in work.found]
+    if missing and not allow_unused:
+        raise GraphError("outputs that depend on every input", f"no path to input {missing[0]}", "allow_unused=True")
+    return tuple(None if edge not in work.found else _as_result(work.found[edge]) for edge in edges)
+
+
+def _as_result(g: Any) -> Any:
+    return g if isinstance(g, core.Tensor) else core.Tensor._wrap(array_module(g).array(g))

@@ -1,0 +1,515 @@
+"""The engine: how an operation on arrays becomes differentiable, and what is remembered of it.
+
+Read it as a lecture, before ``backward.py``, its second half.
+
+1. **Node**: what is remembered of one operation: its primitive, its parents, and the few arrays that its derivative
+   will read (the *residuals*).
+2. **Primitive**: a function on arrays with derivative rules. A rule's parameter names *are* its residuals::
+
+       @elementwise()
+       def multiply(x, y):
+           return x * y
+
+       multiply.defvjp(lambda g, y: g * y, lambda g, x: g * x)
+
+   The first rule, for ``x``, reads ``g`` (the gradient of the result) and ``y``; so ``y`` is kept, if ``x`` needs a
+   gradient at all. A name may be an argument, ``out`` (the result), ``<arg>_shape``, ``<arg>_dtype``, ``<arg>_device``, or ``needs``
+   (for each argument with a rule: does it need a gradient). Rules are written with operators and primitives, so the
+   same rule runs on raw arrays and, for higher derivatives, on Tensors.
+
+   A function of a list of arrays (``sequence=True``) has one rule, which returns a list of gradients. A function with
+   several results returns a tuple; its rule gets the tuple of their gradients.
+
+Results are Tensors; the class itself is in ``tensor.py``, which is built on this file and hands the class back through
+``connect``. That knot is the only one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import numpy as np
+
+from minigrad.backend import device_of, is_array, is_floating
+from minigrad.errors import (
+    AxisError,
+    CallError,
+    DeviceError,
+    DTypeError,
+    GraphError,
+    IndexRangeError,
+    MiniGradError,
+    ShapeError,
+)
+from minigrad.recording import mode
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
+O = TypeVar("O", bound="Operation[Any]")
+Rule = Callable[..., Any]
+
+REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
+observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
+Tensor: Any = ()  # the class, once tensor.py is imported
+_numbers = itertools.count()
+
+
+def connect(tensor_class: type) -> None:
+    """Hand over the class of which all results are instances."""
+    global Tensor
+    Tensor = tensor_class
+
+
+# ---- 1. what is remembered of an operation --------------------------------------------------------------------------
+
+
+class Node:
+    """One recorded operation. Holds arrays, never Tensors (leaves apart), so a graph has no reference cycles.
+
+    parents    for each argument that needs a gradient: the Node that made it, or the leaf Tensor itself
+    residuals  what the rules will read, in the order of ``plan.names``
+    versions   (counter, its value at recording, position or -1 for the result) of each Tensor among the residuals
+    """
+
+    __slots__ = ("dtype", "hooks", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions")
+
+    def __init__(self, primitive: Any, plan: Plan, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
+        self.number = next(_numbers)
+        self.primitive = primitive
+        self.plan = plan
+        self.parents = parents
+        self.residuals = residuals
+        self.versions: Any = ()
+        self.shape = shape  # of the result; a tuple of shapes where there are several
+        self.dtype = dtype
+        self.hooks: list[Callable[[Any], Any]] | None = None
+        self.note: Any = None  # belongs to the observers
+
+    def release(self) -> None:
+        """Let go of all that was kept; a later backward pass through here is refused."""
+        self.parents = self.residuals = self.versions = None
+
+    def check(self) -> None:
+        """Refuse to run on a freed graph, or on residuals that changed after they were recorded."""
+        if self.parents is None:
+            raise GraphError(
+                "a graph that still holds what its derivatives read",
+                f"a second backward pass through {self.primitive.name!r}, freed by the first",
+                "call backward(retain_graph=True) the first time, or run the forward pass again",
+            )
+        for counter, count, position in self.versions:
+            if counter[0] != count:
+                raise GraphError(
+                    f"{self._label(position)} as it was in the forward pass of {self.primitive.name!r}",
+                    f"data changed since (version {counter[0]}, recorded at {count})",
+                    "run backward before the optimizer step, load_state_dict or assignment to .data",
+                )
+
+    def _label(self, position: int) -> str:
+        """A name for the user of the argument at ``position``: the leaf's own, seen through views, or the argument's."""
+        if position < 0:
+            return "the result"
+        edge = self.parents[self.plan.wrt.index(position)] if position in self.plan.wrt else None
+        while isinstance(edge, Node) and edge.primitive.view and edge.parents:
+            edge = edge.parents[0]
+        own = f"tensor {edge.name!r}, " if isinstance(edge, Tensor) and edge.name else ""
+        names = list(self.primitive.position)
+        return f"{own}argument {names[0 if self.primitive.sequence else position]!r}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For one set of arguments that need a gradient: what to keep, which rules to call, how to lift them to Tensors."""
+
+    wrt: tuple[int, ...]  # positions of the arguments, in the order in which ``calls`` yields their gradients
+    names: tuple[str, ...]  # of the residuals
+    fetch: tuple[Callable[[Any, Any, Any], Any], ...]  # (arguments, out, extras) -> residual, for each name
+    calls: tuple[tuple[Rule, tuple[int, ...], tuple[int, ...] | None], ...]  # rule, its residuals, picks of a joint one
+    watched: tuple[int, ...]  # positions of the arguments that are residuals
+    watches_out: bool
+    lifts: tuple[tuple[int, int], ...]  # (residual, index into wrt): which residuals are arguments with a gradient
+
+
+# ---- 2. primitives --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call for the generated tests: shapes become random arrays, lists of shapes lists of them, the rest is as is."""
+
+    arrays: tuple[Any, ...]
+    params: dict[str, Any]
+
+
+def sample(*arrays: Any, **params: Any) -> Sample:
+    """A call of a primitive on arrays of these shapes, for the tests: ``sample((2, 3), axis=1)``."""
+    return Sample(arrays, params)
+
+
+class Observer:
+    """What an instrument may hear of. Append one to ``observers``; it must not change what it is shown."""
+
+    def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, seconds: float) -> None:
+        """An operation ran: its arguments and result as arrays, and the Tensor (or tuple) that it gave."""
+
+    def backward(self, node: Node, g: Any, gradients: list[Any], seconds: float) -> None:
+        """A node's rules ran: the gradient that came in, and those of ``node.parents``."""
+
+
+class Operation(Generic[P]):
+    """A public function on arrays or Tensors, with what the generated tests need to know of it.
+
+    torch, numpy  the twin in that library: a name or a function; None: the one of the same name, False: there is none
+    samples       calls to try; elementwise operations get theirs from ``domain``
+    domain        the interval of random inputs; ``kinks`` are points of it to keep away from
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, Any],
+        *,
+        torch: Any = None,
+        numpy: Any = None,
+        samples: Sequence[Sample] = (),
+        domain: tuple[float, float] = (-2.0, 2.0),
+        kinks: Sequence[float] = (),
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function: Callable[..., Any] = function
+        self.name: str = function.__name__
+        self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} {self.name}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Composite(Operation[P]):
+    """A function written in terms of primitives; it needs no rule and is registered to be tested like one."""
+
+
+class Primitive(Operation[P]):
+    """A function on arrays that knows its derivatives. With a Tensor among its arguments it records a Node.
+
+    elementwise  its arguments are broadcast; the rules need not undo that
+    view         its result may share memory with its first argument
+    sequence     its first argument is a list of arrays, and its one rule returns a list of gradients
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, Any],
+        *,
+        elementwise: bool = False,
+        view: bool = False,
+        sequence: bool = False,
+        **facts: Any,
+    ) -> None:
+        super().__init__(function, **facts)
+        self.elementwise, self.view, self.sequence = elementwise, view, sequence
+        parameters = inspect.signature(function).parameters
+        if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters.values()):
+            raise CallError("plain parameters", f"{self.name}{inspect.signature(function)}", "no *args, / or *")
+        self.position = {name: i for i, name in enumerate(parameters)}
+        self.defaults = tuple(p.default for p in parameters.values())
+        self.required = sum(p.default is p.empty for p in parameters.values())
+        self.rules: list[tuple[tuple[int, ...], Rule, bool]] = []  # positions covered, rule, joint?
+        self.plans: dict[Any, Plan | None] = {}
+
+    # -- declaring derivatives --
+
+    def defvjp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
+        """Give the vector-Jacobian products of the leading arguments in order (None: no derivative), or by name."""
+        names = list(self.position)
+        for name, rule in [*zip(names, rules, strict=False), *named.items()]:
+            if rule is not None:
+                self._add_rule((name,), rule, joint=self.sequence)
+        return self
+
+    def defjoint(self, *names: str) -> Callable[[F], F]:
+        """Decorate one rule that returns the gradients of several arguments, as a tuple in the order of ``names``."""
+
+        def declare(rule: F) -> F:
+            self._add_rule(names, rule, joint=True)
+            return rule
+
+        return declare
+
+    def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool) -> None:
+        legal = {"out", "needs", *self.position}
+        legal |= {f"{name}_{fact}" for name in self.position for fact in _FACTS}
+        unknown = [name for name in residual_names(rule) if name not in legal]
+        if (unknown and not self._extras_allowed()) or not set(names) <= set(self.position):
+            raise CallError(f"rules of {self.name!r} that read {sorted(legal)}", f"{unknown or names}")
+        self.rules.append((tuple(self.position[name] for name in names), rule, joint))
+        self.plans.clear()
+
+    def _extras_allowed(self) -> bool:
+        return False
+
+    # -- the forward call --
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
+        count = 0
+        if self.sequence:
+            count = len(values[0])
+            values = (*values[0], *values[1:])
+        raw: list[Any] = []
+        wrt: list[int] = []
+        tensors = False
+        for position, value in enumerate(values):
+            if isinstance(value, Tensor):
+                tensors = True
+                raw.append(value._data)
+                if value._requires_grad:
+                    wrt.append(position)
+            else:
+                raw.append(value)
+        if not tensors:
+            return self._run(raw, count)[0]
+        started = time.perf_counter() if observers else 0.0
+        out, extras = self._run(raw, count)
+        plan = self._plan(tuple(wrt), count) if wrt and mode.recording else None
+        result = self._record(plan, values, raw, out, extras)
+        if observers:
+            seconds = time.perf_counter() - started
+            for observer in tuple(observers):
+                observer.forward(self, raw, out, result, seconds)
+        return result
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        values = [*args, *self.defaults[len(args) :]]
+        for name, value in kwargs.items():
+            if self.position.get(name, -1) < len(args):
+                raise self._misused(f"{name}=")
+            values[self.position[name]] = value
+        if len(values) > len(self.defaults):
+            raise self._misused(f"{len(args)} positional arguments")
+        for value in values[len(args) : self.required]:
+            if value is inspect.Parameter.empty:
+                raise self._misused(f"{len(args) + len(kwargs)} arguments")
+        return values
+
+    def _misused(self, got: str) -> CallError:
+        hint = {"dim=": "minigrad follows NumPy: axis=", "keepdim=": "minigrad follows NumPy: keepdims="}.get(got, "")
+        return CallError(f"{self.name}{inspect.signature(self.function)}", got, hint)
+
+    def _run(self, raw: list[Any], count: int) -> tuple[Any, dict[str, Any]]:
+        try:
+            return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
+        except (ValueError, TypeError, IndexError) as error:
+            if isinstance(error, MiniGradError) or not self.function.__module__.startswith("minigrad"):
+                raise
+            raise explain(self.name, raw, error) from None
+
+    def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
+        """The result as a Tensor, with a Node where a plan says what to keep."""
+        if type(out) is tuple:
+            return self._record_several(plan, values, raw, out, extras)
+        result = Tensor._wrap(out)
+        out = result._data
+        if self.view and out.base is not None and isinstance(values[0], Tensor):
+            result._version = values[0]._version
+        if plan is not None and is_floating(out.dtype):
+            result._node = node = self._node(plan, values, raw, out, extras, out.shape, out.dtype)
+            result._requires_grad = True
+            if plan.watches_out:
+                node.versions.append((result._version, result._version[0], -1))
+        return result
+
+    def _record_several(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> tuple[Any, ...]:
+        """A tuple of Tensors, each the ``pick`` of its place in the tuple that the Node stands for."""
+        results = tuple(Tensor._wrap(piece) for piece in out)
+        if plan is not None:
+            shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
+            node = self._node(plan, values, raw, out, extras, shapes, dtypes)
+            for place, result in enumerate(results):
+                if is_floating(result.dtype):
+                    residuals = [place, len(results)]
+                    result._node = Node(_pick, _pick_plan, (node,), residuals, result.shape, result.dtype)
+                    result._requires_grad = True
+        return results
+
+    def _node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
+        parents = tuple([values[i]._node or values[i] for i in plan.wrt])
+        node = Node(self, plan, parents, [fetch(raw, out, extras) for fetch in plan.fetch], shape, dtype)
+        node.versions = [
+            (values[i]._version, values[i]._version[0], i) for i in plan.watched if isinstance(values[i], Tensor)
+        ]
+        return node
+
+    # -- plans: made once for each set of arguments that need a gradient --
+
+    def _plan(self, wanted: tuple[int, ...], count: int) -> Plan | None:
+        key = (wanted, count)
+        if key not in self.plans:
+            self.plans[key] = self._make_plan(wanted, count)
+        return self.plans[key]
+
+    def _make_plan(self, wanted: tuple[int, ...], count: int) -> Plan | None:
+        shift = count - 1 if self.sequence else 0  # a list stands expanded in front of the other arguments
+        names: list[str] = []
+        calls: list[Any] = []
+        wrt: list[int] = []
+        for positions, rule, joint in self.rules:
+            places = tuple(range(count)) if self.sequence else positions
+            picks = tuple(k for k, position in enumerate(places) if position in wanted)
+            if picks:
+                reads = residual_names(rule)
+                names += [name for name in reads if name not in names]
+                wrt += [places[k] for k in picks]
+                calls.append((rule, tuple(names.index(name) for name in reads), picks if joint else None))
+        if not wrt:
+            return None
+        names += [name for name in self._kept_besides() if name not in names]
+        covered = range(count) if self.sequence else [p for positions, _, _ in self.rules for p in positions]
+        needs = tuple(position in wanted for position in covered)
+        watched: list[int] = []
+        for name in names:
+            if name in self.position:
+                first = self.sequence and self.position[name] == 0
+                watched += range(count) if first else [self.position[name] + shift]
+        fetch = tuple(self._fetch(name, count, shift, needs) for name in names)
+        lifts = tuple(
+            (k, wrt.index(self.position[name]))
+            for k, name in enumerate(names)
+            if not self.sequence and self.position.get(name) in wrt
+        )
+        return Plan(tuple(wrt), tuple(names), fetch, tuple(calls), tuple(watched), "out" in names, lifts)
+
+    def _kept_besides(self) -> tuple[str, ...]:
+        return ()
+
+    def _fetch(self, name: str, count: int, shift: int, needs: tuple[bool, ...]) -> Callable[[Any, Any, Any], Any]:
+        """How the residual ``name`` is got from (arguments, result, extras of a kernel)."""
+        if name == "out":
+            return lambda raw, out, extras: out
+        if name == "needs":
+            return lambda raw, out, extras: needs
+        if name in self.position:
+            i = self.position[name]
+            if self.sequence and i == 0:
+                return lambda raw, out, extras: raw[:count]
+            return lambda raw, out, extras: raw[i + shift]
+        owner, _, fact = name.rpartition("_")
+        if fact in _FACTS and owner in self.position:
+            i, read = self.position[owner], _FACTS[fact]
+            if self.sequence and i == 0:
+                return lambda raw, out, extras: [read(array) for array in raw[:count]]
+            return lambda raw, out, extras: read(raw[i + shift])
+        return lambda raw, out, extras: extras[name]
+
+    # -- the backward call --
+
+    def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
+        """The gradients of the arguments in ``plan.wrt``, from the gradient ``g`` of the result."""
+        residuals = self.lift(node) if create_graph else node.residuals
+        gradients: list[Any] = []
+        for rule, where, picks in node.plan.calls:
+            value = rule(g, *[residuals[k] for k in where])
+            if picks is None:
+                gradients.append(value)
+            else:
+                gradients += [value[k] for k in picks]
+        return gradients
+
+    def lift(self, node: Node) -> list[Any]:
+        """The residuals with Tensors, connected to the graph, in place of the arrays through which a gradient flows."""
+        residuals = list(node.residuals)
+        for k, index in node.plan.lifts:
+            residuals[k] = _connected(residuals[k], node.parents[index])
+        for k, name in enumerate(node.plan.names):
+            if name == "out":
+                several = type(residuals[k]) is tuple
+                residuals[k] = residuals[k] if several else _connected(residuals[k], node)
+            elif self.sequence and self.position.get(name) == 0:
+                edges = dict(zip(node.plan.wrt, node.parents, strict=True))
+                residuals[k] = [_connected(a, edges[i]) if i in edges else a for i, a in enumerate(residuals[k])]
+        return residuals
+
+
+def residual_names(rule: Rule) -> tuple[str, ...]:
+    """What a rule reads besides the incoming gradient: the names of its parameters after the first."""
+    return tuple(inspect.signature(rule).parameters)[1:]
+
+
+def _dtype_of(value: Any) -> Any:
+    return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+
+
+_FACTS: dict[str, Callable[[Any], Any]] = {"shape": np.shape, "dtype": _dtype_of, "device": device_of}
+
+
+def _connected(array: Any, edge: Any) -> Any:
+    """``array`` as the Tensor that ``edge``, a Node or a leaf, stands for."""
+    if isinstance(edge, Tensor):
+        return edge
+    tensor = Tensor._wrap(array)
+    tensor._node, tensor._requires_grad = edge, True
+    return tensor
+
+
+def register(made: O) -> O:
+    """Enter an operation into the REGISTRY, under its name."""
+    REGISTRY[made.name] = made
+    return made
+
+
+def composite(**facts: Any) -> Callable[[Callable[P, Any]], Composite[P]]:
+    """Register a function written in terms of primitives: ``@composite(samples=[...])``."""
+    return lambda function: register(Composite(function, **facts))
+
+
+def primitive(function: Callable[P, Any] | None = None, **facts: Any) -> Any:
+    """Make a function on arrays a registered :class:`Primitive`: ``@primitive`` or ``@primitive(view=True, ...)``.
+
+    >>> import minigrad as mg
+    >>> @mg.primitive
+    ... def cube(x):
+    ...     return x**3
+    >>> _ = cube.defvjp(lambda g, x: g * 3 * x**2)
+    >>> x = mg.Tensor(2.0, requires_grad=True)
+    >>> cube(x).backward(); print(x.grad)
+    12.0
+    """
+    if function is None:
+        return lambda f: register(Primitive(f, **facts))
+    return register(Primitive(function, **facts))
+
+
+def elementwise(**facts: Any) -> Callable[[Callable[P, Any]], Primitive[P]]:
+    """A primitive that acts on each element after broadcasting its arguments, whose rules need not undo that."""
+    return lambda function: register(Primitive(function, elementwise=True, **facts))
+
+
+def explain(name: str, raw: Sequence[Any], error: Exception) -> MiniGradError:
+    """An error from inside of NumPy or CuPy on the terms of the call that caused it."""
+    arrays = [value for value in raw if is_array(value)]
+    devices = sorted({device_of(array) for array in arrays})
+    seen = ", ".join(f"{a.dtype} {a.shape}" for a in arrays) or ", ".join(type(value).__name__ for value in raw)
+    if len(devices) > 1:
+        return DeviceError(f"arrays of one device in {name!r}", f"{seen} on {' and '.join(devices)}", "move with .to()")
+    kinds = [(np.exceptions.AxisError, AxisError), (IndexError, IndexRangeError), (TypeError, DTypeError)]
+    kind: type[MiniGradError] = next((ours for theirs, ours in kinds if isinstance(error, theirs)), ShapeError)
+    return kind(f"arguments that fit {name!r}", f"{seen}: {error}")
+
+
+_pick = Primitive(lambda results, place, count: results[place])
+_pick.name = "pick"
+
+
+def _pick_rule(g: Any, place: int, count: int) -> tuple[Any, ...]:
+    """The gradient of a tuple of which one place was used; the places left None are filled in by the pass."""
+    return tuple(g if k == place else None for k in range(count))
+
+
+_pick_plan = Plan((0,), ("place", "count"), (), ((_pick_rule, (0, 1), None),), (), False, ())

@@ -1,0 +1,78 @@
+"""Every error that minigrad raises, in one form: what was expected, what came, and what to do.
+
+Each kind is also the built-in exception that a Python programmer would catch, so ``except ValueError`` keeps working.
+"""
+
+from __future__ import annotations
+
+
+class MiniGradError(Exception):
+    """The root of all errors of minigrad, printed as Expected / Got / Hint.
+
+    >>> print(MiniGradError("a scalar", "shape (3,)", "call .sum() first"))
+    Expected: a scalar
+    Got: shape (3,)
+    Hint: call .sum() first
+    """
+
+    def __init__(self, expected: str, got: str, hint: str = "") -> None:
+        self.expected, self.got, self.hint = expected, got, hint
+        super().__init__(expected, got, hint)
+
+    def __str__(self) -> str:
+        lines = [f"Expected: {self.expected}", f"Got: {self.got}"]
+        return "\n".join(lines + ([f"Hint: {self.hint}"] if self.hint else []))
+
+
+class ShapeError(MiniGradError, ValueError):
+    """Shapes that do not fit together, or do not fit the operation."""
+
+
+class ArgumentError(MiniGradError, ValueError):
+    """A value outside of what a function accepts."""
+
+
+class DTypeError(MiniGradError, TypeError):
+    """A dtype or a Python type that the operation can't work with."""
+
+
+class IndexRangeError(MiniGradError, IndexError):
+    """An index, class or token id outside of its axis."""
+
+
+class GraphError(MiniGradError, RuntimeError):
+    """A backward pass that can't run: freed, changed since, or never recorded."""
+
+
+class DeviceError(MiniGradError, RuntimeError):
+    """A device that is absent, or arrays of different devices in one operation."""
+
+
+class StateError(MiniGradError, KeyError):
+    """A state dict whose names or shapes are not those of the module or optimizer."""
+
+    __str__ = MiniGradError.__str__  # KeyError would print the repr of its argument
+
+
+class FileFormatError(MiniGradError, ValueError):
+    """A file that is not what its reader expects."""
+
+
+class NonFiniteError(MiniGradError, FloatingPointError):
+    """A NaN or an infinity where every number must be finite."""
+
+
+class OutOfMemoryError(MiniGradError, MemoryError):
+    """A device without room for an allocation, after its free blocks were returned."""
+
+
+class AttributeHintError(MiniGradError, AttributeError):
+    """A name that another library uses for something that minigrad calls differently."""
+
+
+class CallError(MiniGradError, TypeError):
+    """A call whose arguments don't match the signature of the function."""
+
+
+class AxisError(MiniGradError, ValueError, IndexError):
+    """An axis that the array doesn't have."""

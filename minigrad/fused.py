@@ -1,0 +1,84 @@
+"""Fused operations: a definition in primitives, and a hand-written pair of kernels that runs in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from minigrad import core
+from minigrad.backend import array_module
+from minigrad.backward import grad
+from minigrad.core import Node, Primitive
+from minigrad.errors import MiniGradError
+from minigrad.recording import enable_grad
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Fused(Primitive[P]):
+    """A primitive whose ``definition`` composes others, and whose first-order work is done by a pair of kernels.
+
+    The definition is what the operation means: it is differentiated for higher orders, it is the oracle of the tests,
+    and it runs where there is no kernel for the arrays. ``defforward`` gives the kernel on arrays, which returns the
+    result and a dict of residuals of its own; ``defbackward`` the kernel that returns a tuple of gradients. A node
+    keeps the arguments, since the definition may be asked for, and the residuals that the backward kernel names.
+    """
+
+    def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
+        super().__init__(function, **facts)
+        self.definition = function
+        self.kernel: Callable[..., Any] | None = None
+
+    def defforward(self, kernel: F) -> F:
+        """Decorate the forward kernel: arguments as arrays to ``(result, {name: residual})``."""
+        self.kernel = kernel
+        return kernel
+
+    def defbackward(self, *names: str) -> Callable[[F], F]:
+        """Decorate the backward kernel, which returns the gradients of the arguments ``names``; ``needs`` says which."""
+        return self.defjoint(*names)
+
+    def _extras_allowed(self) -> bool:
+        return True
+
+    def _kept_besides(self) -> tuple[str, ...]:
+        return tuple(self.position)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        if self.kernel is None or not self.runs_on(args):
+            return self.definition(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def runs_on(self, args: Sequence[Any]) -> bool:
+        """Whether there is a kernel for these arguments; the NumPy pair takes what lies on the CPU."""
+        return array_module(*[a._data if isinstance(a, core.Tensor) else a for a in args]) is np
+
+    def _run(self, raw: list[Any], count: int) -> tuple[Any, dict[str, Any]]:
+        assert self.kernel is not None
+        try:
+            result: tuple[Any, dict[str, Any]] = self.kernel(*raw)
+            return result
+        except (ValueError, TypeError, IndexError) as error:
+            if isinstance(error, MiniGradError) or not self.function.__module__.startswith("minigrad"):
+                raise
+            raise core.explain(self.name, raw, error) from None
+
+    def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
+        """Gradients by the backward kernel; by differentiating the definition where they must be differentiable."""
+        if not create_graph:
+            return super().pull(node, g, create_graph)
+        lifted = dict(zip(node.plan.names, self.lift(node), strict=True))
+        with enable_grad():
+            out = self.definition(*[lifted[name] for name in self.position])
+        inputs = [lifted[name] for i in node.plan.wrt for name, p in self.position.items() if p == i]
+        return list(grad(out, inputs, g, create_graph=True, allow_unused=True))
+
+
+def fused(function: Callable[P, Any] | None = None, **facts: Any) -> Any:
+    """Make a definition in primitives a registered :class:`Fused`, to be given its kernels: ``@fused`` or ``@fused()``."""
+    if function is None:
+        return lambda f: core.register(Fused(f, **facts))
+    return core.register(Fused(function, **facts))

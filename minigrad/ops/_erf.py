@@ -1,0 +1,83 @@
+"""The error function on plain arrays, by rational approximations.
+
+Fitted for this project by weighted least squares (Lawson's iteration) against 50-digit values of erf and of
+``e^(x²) erfc(x)``; the forms are those of W. J. Cody, "Rational Chebyshev approximations for the error function",
+Math. Comp. 23 (1969). Coefficients ascend; all are positive, so Horner's rule loses no digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import HALF, Array, array_module
+
+# erf(x) = x P(x²) / Q(x²): |x| < 1 to 2e-18, and |x| < 3.92 to 2e-8, beyond which erf rounds to 1 in float32.
+_NEAR = (
+    (1.1283791670955126, 0.14214926446413845, 0.04530392418592541, 0.0018272955421703005, 0.0001949566442162174),
+    (
+        1.0,
+        0.45930983893475735,
+        0.09325283708716735,
+        0.010582217455222715,
+        0.0006812168540533248,
+        2.0297501242298036e-05,
+    ),
+)
+_SINGLE = (
+    (
+        1.128379146345171,
+        0.190378237863637,
+        0.0527449776513681,
+        0.00376441729011019,
+        0.000284857932837,
+        2.0503244711e-06,
+    ),
+    (1.0, 0.502051065371162, 0.114097437164673, 0.0149667935447785, 0.00116224980395016, 3.80928936835768e-05),
+)
+# erf(x) = 1 - e^(-x²) P(x) / Q(x): 1 < x < 6 to 1e-18.
+_FAR = (
+    (0.9999998866093572, 1.3906579384656528, 0.9496213665566655, 0.37365956568419256, 0.08436819076678749,
+     0.008933240235433102),
+    (1.0, 2.519035911354576, 2.792055007763747, 1.7573539415139448, 0.6702706941679437, 0.14953482218318845,
+     0.015833878420203493),
+)  # fmt: skip
+
+
+def erf(x: Array) -> Array:
+    """Error function of each element: relative error below 1e-15 in float64, 4e-7 in float32.
+
+    Half precision is computed in float32 and rounded once; integers give float64.
+
+    >>> print(erf(np.array([-np.inf, 0.0, 1.0])).round(6))
+    [-1.        0.        0.842701]
+    """
+    xp = array_module(x)
+    x = xp.asarray(x)
+    if x.dtype.name in HALF:
+        return erf(x.astype(np.float32)).astype(x.dtype)
+    with np.errstate(under="ignore"):  # squares of tiny numbers, and the tail far out
+        if x.dtype == np.float32:
+            x = xp.clip(x, -3.92, 3.92)
+            return xp.clip(x * _ratio(_SINGLE, x * x), -1, 1)
+        x = xp.clip(x, -6.0, 6.0) * 1.0
+        size, square = xp.abs(x), x * x
+        tail = xp.exp(-square) * _ratio(_FAR, size)
+        return xp.where(size < 1, x * _ratio(_NEAR, square), xp.copysign(1 - tail, x))
+
+
+def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], t: Array) -> Any:
+    """P(t) / Q(t)."""
+    above, below = (_polynomial(c, t) for c in coefficients)
+    above /= below
+    return above
+
+
+def _polynomial(coefficients: tuple[float, ...], t: Array) -> Any:
+    value = coefficients[-1] * t
+    for c in coefficients[-2:0:-1]:
+        value += c
+        value *= t
+    value += coefficients[0]
+    return value

@@ -1,0 +1,260 @@
+"""Choosing elements by index, adding into places, sorting.
+
+An index that repeats a place adds the gradients up; out-of-range indices raise, on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import HALF, Array, array_module, is_array
+from minigrad.backward import unbroadcast
+from minigrad.core import composite, primitive, sample
+from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from minigrad.ops._rows import add_rows
+from minigrad.ops.elementwise import where
+from minigrad.ops.shape import along, flip, normal_axis, ravel, reshape
+
+
+def plain_index(index: Any) -> Any:
+    """An index with Tensors and lists in it replaced by arrays."""
+    if isinstance(index, tuple):
+        return tuple(plain_index(part) for part in index)
+    if isinstance(index, list):
+        return np.asarray(index, dtype=None if index else np.intp)
+    return getattr(index, "_data", index)
+
+
+def is_basic(index: Any) -> bool:
+    """Whether an index is made of integers, slices, None and ``...`` alone, so that it names no element twice."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is ... or isinstance(part, int | slice | np.integer) for part in parts)
+
+
+_index_samples = [
+    sample((4, 3), index=1),
+    sample((4, 3), index=(slice(None, None, -2), None, 0)),
+    sample((4, 3, 2), index=(..., slice(1, None))),
+    sample((4, 3), index=np.array([0, 2, 0])),
+    sample((4, 3), index=(np.array([[0], [2]]), np.array([1, 1]))),
+    sample((4, 3), index=np.array([True, False, True, True])),
+    sample((2, 3, 4), index=(np.array([0, 1, 1]), slice(None), np.array([3, 0, 0]))),
+    sample((2, 3, 4), index=(slice(0, 1), np.array([[2, 2]]), slice(None, None, 2))),
+]
+
+
+@primitive(view=True, torch=False, numpy=lambda n, x, index: x[index], samples=_index_samples)
+def getitem(x: Array, index: Any) -> Array:
+    """``x[index]`` with every index that NumPy takes; repeated places add their gradients up.
+
+    >>> print(getitem(np.array([1.0, 2.0, 3.0]), [0, 0, 2]))
+    [1. 1. 3.]
+    """
+    index = plain_index(index)
+    if not isinstance(x, np.ndarray):
+        check_range(x.shape, index)
+    return x[index]
+
+
+def check_range(shape: tuple[int, ...], index: Any) -> None:
+    """Refuse integer arrays out of range, which CuPy would wrap silently."""
+    parts = index if isinstance(index, tuple) else (index,)
+    axis = 0
+    for part in parts:
+        if is_array(part) and part.dtype.kind in "iu" and part.size:
+            low, high = int(part.min()), int(part.max())
+            if low < -shape[axis] or high >= shape[axis]:
+                bad = low if low < -shape[axis] else high
+                raise IndexRangeError(f"indices from {-shape[axis]} to {shape[axis] - 1}", f"{bad} on axis {axis}")
+        if part is ...:
+            used = sum(p is not None and p is not ... for p in parts)
+            axis += len(shape) - used
+        elif part is not None:
+            axis += part.ndim if is_array(part) and part.dtype.kind == "b" else 1
+
+
+@primitive(torch=False, numpy=False, samples=[sample(s.arrays[0], **s.params) for s in ()])
+def add_at(g: Array, index: Any, shape: Any) -> Array:
+    """Zeros of ``shape`` to whose places ``index`` the array ``g`` was added: the adjoint of ``getitem``.
+
+    >>> print(add_at(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 2]), (3,)))
+    [3. 0. 4.]
+    """
+    index = plain_index(index)
+    xp = array_module(g)
+    if is_basic(index) or (is_array(index) and index.dtype.kind == "b"):
+        out = xp.zeros(shape, g.dtype)
+        out[index] = g
+        return out
+    if is_array(index) and index.dtype.kind in "iu" and len(shape) > 0:
+        return add_rows(shape, g.dtype, index, g)
+    wide = xp.zeros(shape, np.float32 if g.dtype.name in HALF else g.dtype)
+    xp.add.at(wide, index, g)
+    return wide.astype(g.dtype, copy=False)
+
+
+getitem.defvjp(lambda g, index, x_shape: add_at(g, index, x_shape))
+add_at.defvjp(lambda g, index: getitem(g, index))
+
+
+@composite(torch=False, samples=[
+    sample((4, 3), indices=np.array([0, 2, 0])), sample((4, 3), indices=np.array([[0, 2], [1, 1]]), axis=1), sample((4, 3), indices=-1, axis=0)])  # fmt: skip
+def take(x: Array, indices: Any, axis: int | None = None) -> Array:
+    """``x`` at ``indices`` along ``axis`` (flattened for None); repeated places add their gradients up.
+
+    >>> print(take(np.array([1.0, 2.0, 3.0]), [2, 0]))
+    [3. 1.]
+    """
+    if axis is None:
+        x, axis = ravel(x), 0
+    indices = plain_index(indices)
+    if is_array(indices) and indices.dtype.kind not in "iu":
+        raise DTypeError("integer indices", str(indices.dtype), "a boolean mask goes in x[mask]")
+    return getitem(x, along(axis, x.ndim, indices) if axis % x.ndim else indices)
+
+
+# ---- indices along one axis, one for each element of the result -----------------------------------------------------
+
+
+def _grid(indices: Array, axis: int, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """The full index that ``indices`` along ``axis`` stand for, the other axes counting through."""
+    xp = array_module(indices)
+    axis = normal_axis(axis, len(shape))
+    if indices.ndim != len(shape) or indices.dtype.kind not in "iu":
+        raise ShapeError(f"integer indices with {len(shape)} axes", f"{indices.dtype} {indices.shape}")
+    grid = [xp.arange(n).reshape([-1 if k == a else 1 for k in range(len(shape))]) for a, n in enumerate(shape)]
+    grid[axis] = indices
+    return tuple(grid)
+
+
+_along = np.array([[2, 0, 2], [1, 1, 0]])
+
+
+@primitive(torch=lambda t, x, indices, axis: t.take_along_dim(x, indices, axis), samples=[
+    sample((2, 3), _along, axis=1), sample((3, 3), _along, axis=0), sample((2, 3), np.array([[1], [0]]), axis=-1)])  # fmt: skip
+def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
+    """``x`` at ``indices`` along ``axis``, an index for each element of the result, as ``argsort`` gives them.
+
+    >>> print(take_along_axis(np.array([[3.0, 1.0]]), np.array([[1, 0]]), -1))
+    [[1. 3.]]
+    """
+    return getitem(x, _grid(indices, axis, x.shape))
+
+
+def _take_along_back(g: Array, indices: Array, x_shape: Any, axis: int) -> Array:
+    return add_at(g, _grid(indices, axis, x_shape), x_shape)
+
+
+take_along_axis.defvjp(_take_along_back)
+
+
+@primitive(numpy=False, torch=lambda t, x, indices, values, axis: t.scatter_add(x, axis, indices, values.expand(indices.shape)),
+    samples=[sample((2, 3), _along, (2, 3), axis=1), sample((3, 3), _along, (2, 3), axis=0), sample((2, 3), _along, (), axis=1)])  # fmt: skip
+def scatter_add(x: Array, indices: Array, values: Array, axis: int = -1) -> Array:
+    """A copy of ``x`` to which ``values`` are added at ``indices`` along ``axis``; repeated places add up.
+
+    >>> print(scatter_add(np.zeros((1, 2)), np.array([[0, 0]]), np.array([[1.0, 2.0]]), 1))
+    [[3. 0.]]
+    """
+    xp = array_module(x, values)
+    values = xp.broadcast_to(values, indices.shape)
+    return x + add_at(values.astype(x.dtype, copy=False), _grid(indices, axis, x.shape), x.shape)
+
+
+scatter_add.defvjp(
+    lambda g: g,
+    None,
+    lambda g, indices, values_shape, axis: unbroadcast(take_along_axis(g, indices, axis), values_shape),
+)
+
+
+@primitive(torch=False, numpy=False, samples=[sample((2, 3), np.array([[2, 0], [1, 0]]), (2, 2), axis=1), sample((2,), np.array([0, 0]), (2,), axis=0)])  # fmt: skip
+def put_along_axis(x: Array, indices: Array, values: Array, axis: int = -1) -> Array:
+    """A copy of ``x`` with ``values`` at ``indices`` along ``axis``; of repeated places the last value stays.
+
+    >>> print(put_along_axis(np.zeros(2), np.array([0, 0]), np.array([1.0, 2.0]), 0))
+    [2. 0.]
+    """
+    xp = array_module(x, values)
+    out = xp.array(x)
+    out[_grid(indices, axis, x.shape)] = xp.where(_stays(indices, axis, x.shape), values, 0)
+    return _last_of(out, indices, values, axis)
+
+
+def _last_of(out: Array, indices: Array, values: Array, axis: int) -> Array:
+    """Write the values that stay, each to a place of its own, so that the order of writing can't matter."""
+    stays = _stays(indices, axis, out.shape)
+    grid = [part[stays] for part in array_module(out).broadcast_arrays(*_grid(indices, axis, out.shape))]
+    out[tuple(grid)] = array_module(out).broadcast_to(values, indices.shape)[stays]
+    return out
+
+
+def _stays(indices: Array, axis: int, shape: tuple[int, ...]) -> Array:
+    """Which of the values put at ``indices`` are not overwritten by a later one: those whose number is the largest."""
+    xp = array_module(indices)
+    number = xp.arange(indices.size).reshape(indices.shape)
+    owner = xp.full(shape, -1)
+    grid = _grid(indices, axis, shape)
+    xp.maximum.at(owner, grid, number)
+    return owner[grid] == number
+
+
+def _put_back_x(g: Array, indices: Array, axis: int) -> Array:
+    return put_along_axis(g, indices, 0.0, axis)
+
+
+def _put_back_values(g: Array, indices: Array, values_shape: Any, x_shape: Any, axis: int) -> Array:
+    stays = _stays(indices, axis, x_shape)
+    return unbroadcast(where(stays, take_along_axis(g, indices, axis), 0), values_shape)
+
+
+put_along_axis.defvjp(_put_back_x, None, _put_back_values)
+
+# ---- sorting --------------------------------------------------------------------------------------------------------
+
+
+@primitive(
+    samples=[sample((2, 4)), sample((2, 4), axis=0)], torch=lambda t, x, axis=-1: t.argsort(x, axis, stable=True)
+)
+def argsort(x: Array, axis: int = -1) -> Array:
+    """The indices that sort ``x`` along ``axis``, equal elements in their order, NaN last; without a derivative.
+
+    >>> print(argsort(np.array([3.0, 1.0, 2.0])))
+    [1 2 0]
+    """
+    return array_module(x).argsort(x, axis=axis, kind="stable")
+
+
+@composite(
+    samples=[sample((2, 4)), sample((2, 4), axis=0)], torch=lambda t, x, axis=-1: t.sort(x, axis, stable=True)[0]
+)
+def sort(x: Array, axis: int = -1) -> Array:
+    """The elements in ascending order along ``axis``; each gradient goes back to where its element came from.
+
+    >>> print(sort(np.array([3.0, 1.0, 2.0])))
+    [1. 2. 3.]
+    """
+    return take_along_axis(x, argsort(x, axis), axis)
+
+
+@composite(
+    numpy=False,
+    samples=[sample((2, 4), k=2), sample((4, 3), k=3, axis=0)],
+    torch=lambda t, x, k, axis=-1: tuple(t.topk(x, k, axis)),
+)
+def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
+    """The ``k`` largest elements along ``axis`` in descending order, and their indices; the lower index first at a tie.
+
+    >>> values, indices = topk(np.array([1.0, 3.0, 3.0]), 2)
+    >>> print(values, indices)
+    [3. 3.] [1 2]
+    """
+    n = x.shape[normal_axis(axis, x.ndim)]
+    if not 0 <= k <= n:
+        raise ArgumentError(f"k from 0 to {n}, the length of axis {axis}", str(k))
+    descending = n - 1 - flip(argsort(flip(x, axis), axis), axis)
+    indices = descending[along(axis, x.ndim, slice(0, k))]
+    return take_along_axis(x, indices, axis), indices

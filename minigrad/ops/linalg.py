@@ -1,0 +1,250 @@
+"""Products of vectors, matrices and tensors. Half precision is multiplied in float32 and rounded once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import HALF, Array, array_module
+from minigrad.backward import unbroadcast
+from minigrad.core import composite, primitive, sample
+from minigrad.errors import ArgumentError, ShapeError
+from minigrad.ops.elementwise import multiply
+from minigrad.ops.shape import broadcast_to, expand_dims, moveaxis, normal_axis, ravel, reshape, swapaxes, transpose
+
+_products = [
+    sample((3,), (3,)),
+    sample((3,), (3, 2)),
+    sample((2, 3), (3,)),
+    sample((2, 3), (3, 4)),
+    sample((2, 2, 3), (3, 4)),
+    sample((2, 2, 3), (3,)),
+    sample((3,), (2, 3, 4)),
+    sample((2, 1, 2, 3), (3, 3, 2)),
+]
+
+
+@primitive(samples=_products)
+def matmul(x: Array, y: Array) -> Array:
+    """Matrix product ``x @ y`` over the last two axes, the others broadcast; 1-D arrays are a row and a column.
+
+    >>> print(matmul(np.array([1.0, 2.0]), np.array([[1.0, 2.0], [3.0, 4.0]])))
+    [ 7. 10.]
+    """
+    xp = array_module(x, y)
+    x, y = xp.asarray(x), xp.asarray(y)
+    if xp is np and (x.dtype.name in HALF or y.dtype.name in HALF):
+        narrow = np.result_type(x.dtype, y.dtype)
+        with np.errstate(over="ignore"):
+            wide = np.result_type(narrow, np.float32)
+            return np.asarray(np.matmul(x.astype(wide), y.astype(wide))).astype(narrow)
+    if x.ndim > 2 and y.ndim == 2:  # one large product instead of many small ones
+        return xp.matmul(x.reshape(-1, x.shape[-1]), y).reshape(*x.shape[:-1], y.shape[-1])
+    return xp.matmul(x, y)
+
+
+def _matrices(g: Array, x_ndim: int, y_ndim: int) -> Array:
+    """The gradient of a product with the axes back that 1-D factors had lost."""
+    g = expand_dims(g, -1) if y_ndim == 1 else g
+    return expand_dims(g, -2) if x_ndim == 1 else g
+
+
+def _matmul_left(g: Array, y: Array, x_shape: Any) -> Array:
+    """g yᵀ, summed over broadcast axes."""
+    g = _matrices(g, len(x_shape), y.ndim)
+    y = expand_dims(y, -1) if y.ndim == 1 else y
+    shape = (1, *x_shape) if len(x_shape) == 1 else x_shape
+    return reshape(unbroadcast(matmul(g, swapaxes(y, -1, -2)), shape), x_shape)
+
+
+def _matmul_right(g: Array, x: Array, y_shape: Any) -> Array:
+    """xᵀ g, summed over broadcast axes; where y is one matrix, as one product over all rows of x."""
+    g = _matrices(g, x.ndim, len(y_shape))
+    x = expand_dims(x, 0) if x.ndim == 1 else x
+    if len(y_shape) <= 2 and x.ndim > 2:
+        x, g = reshape(x, (-1, x.shape[-1])), reshape(g, (-1, g.shape[-1]))
+    shape = (*y_shape, 1) if len(y_shape) == 1 else y_shape
+    return reshape(unbroadcast(matmul(swapaxes(x, -1, -2), g), shape), y_shape)
+
+
+matmul.defvjp(_matmul_left, _matmul_right)
+
+
+@composite(
+    samples=[sample((3,), (3,)), sample((2, 3), (3, 4)), sample((), (2, 3)), sample((2, 2, 3), (4, 3, 2))], torch=False
+)
+def dot(x: Array, y: Array) -> Array:
+    """Inner product of vectors, matrix product of matrices; beyond, over the last axis of x and the last but one of y.
+
+    >>> print(float(dot(np.array([1.0, 2.0]), np.array([3.0, 4.0]))))
+    11.0
+    """
+    if np.ndim(x) == 0 or np.ndim(y) == 0:
+        return multiply(x, y)
+    if y.ndim <= 2:
+        return matmul(x, y)
+    return tensordot(x, y, ([-1], [-2]))
+
+
+@composite(samples=[sample((2, 3), (2, 3))], torch=False)
+def vdot(x: Array, y: Array) -> Array:
+    """Inner product of two arrays as flat vectors.
+
+    >>> print(float(vdot(np.ones((2, 2)), np.ones((2, 2)))))
+    4.0
+    """
+    return matmul(ravel(x), ravel(y))
+
+
+@composite(samples=[sample((3,), (3,)), sample((2, 3), (4, 3))])
+def inner(x: Array, y: Array) -> Array:
+    """Inner products over the last axes of both.
+
+    >>> print(float(inner(np.array([1.0, 2.0]), np.array([3.0, 4.0]))))
+    11.0
+    """
+    return multiply(x, y) if np.ndim(x) == 0 or np.ndim(y) == 0 else tensordot(x, y, ([-1], [-1]))
+
+
+@composite(samples=[sample((3,), (2,)), sample((2, 2), (3,))], torch=False)
+def outer(x: Array, y: Array) -> Array:
+    """The product of every element of ``x`` (flattened) with every element of ``y``.
+
+    >>> print(outer(np.array([1.0, 2.0]), np.array([1.0, 10.0])))
+    [[ 1. 10.]
+     [ 2. 20.]]
+    """
+    return multiply(expand_dims(ravel(x), 1), expand_dims(ravel(y), 0))
+
+
+@composite(torch=lambda t, x, y, axes=2: t.tensordot(x, y, axes), samples=[
+    sample((2, 3, 4), (3, 4, 2)), sample((2, 3), (3, 2), axes=1), sample((2, 3), (2, 3), axes=([0, 1], [0, 1])), sample((2,), (3,), axes=0)])  # fmt: skip
+def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
+    """Sum of products over pairs of axes: the last ``axes`` of x with the first of y, or two lists of axes.
+
+    >>> tensordot(np.ones((2, 3)), np.ones((3, 4)), 1).shape
+    (2, 4)
+    """
+    if isinstance(axes, int):
+        axes = (list(range(x.ndim - axes, x.ndim)), list(range(axes)))
+    left = [normal_axis(a, x.ndim) for a in np.atleast_1d(axes[0])]
+    right = [normal_axis(a, y.ndim) for a in np.atleast_1d(axes[1])]
+    if [x.shape[a] for a in left] != [y.shape[a] for a in right]:
+        raise ShapeError("pairs of axes of equal length", f"axes {axes} of shapes {x.shape} and {y.shape}")
+    free_x = [a for a in range(x.ndim) if a not in left]
+    free_y = [a for a in range(y.ndim) if a not in right]
+    summed = math.prod(x.shape[a] for a in left)
+    rows = math.prod(x.shape[a] for a in free_x)
+    columns = math.prod(y.shape[a] for a in free_y)
+    a = reshape(transpose(x, tuple(free_x + left)), (rows, summed))
+    b = reshape(transpose(y, tuple(right + free_y)), (summed, columns))
+    return reshape(matmul(a, b), tuple(x.shape[i] for i in free_x) + tuple(y.shape[i] for i in free_y))
+
+
+# ---- einsum ---------------------------------------------------------------------------------------------------------
+
+
+@primitive(sequence=True, torch=False, numpy=False)
+def einsum_explicit(operands: Sequence[Array], subscripts: str) -> Array:
+    """``einsum`` with every subscript spelled out, an output, and no ellipsis."""
+    xp = array_module(*operands)
+    dtype = xp.result_type(*operands)
+    if dtype.name in HALF:
+        wide = xp.einsum(subscripts, *[a.astype(np.float32) for a in operands], optimize=True)
+        with np.errstate(over="ignore"):
+            return wide.astype(dtype)
+    return xp.array(xp.einsum(subscripts, *operands, optimize=len(operands) > 1))
+
+
+def _einsum_rule(g: Array, operands: Any, subscripts: str, needs: tuple[bool, ...]) -> list[Any]:
+    inputs, out = subscripts.split("->")
+    terms = inputs.split(",")
+    return [_einsum_back(k, g, operands, terms, out) if need else None for k, need in enumerate(needs)]
+
+
+def _einsum_back(k: int, g: Array, operands: Any, terms: list[str], out: str) -> Array:
+    """The gradient of operand k: the einsum of g and the others to its subscripts, repeated ones on the diagonal.
+
+    A subscript that stands in this operand alone was summed over: its axis receives the same gradient everywhere.
+    """
+    own = "".join(dict.fromkeys(terms[k]))  # each subscript once
+    sizes = dict(zip(terms[k], operands[k].shape, strict=True))
+    others = [(term, a) for i, (term, a) in enumerate(zip(terms, operands, strict=True)) if i != k]
+    known = [c for c in own if c in out or any(c in term for term, _ in others)]
+    factors = ",".join([out, *[term for term, _ in others]])
+    part = einsum_explicit([g, *[a for _, a in others]], f"{factors}->{''.join(known)}")
+    for axis, c in enumerate(own):
+        if c not in known:
+            part = expand_dims(part, axis)
+    lengths = [sizes[c] for c in own]
+    full = tuple(n if c not in known or part.shape[i] == 1 else part.shape[i] for i, (c, n) in enumerate(zip(own, lengths, strict=True)))  # fmt: skip
+    part = unbroadcast(broadcast_to(part, full), tuple(lengths))
+    return part if own == terms[k] else _on_diagonal(part, own, terms[k], operands[k].shape)
+
+
+def _on_diagonal(part: Array, own: str, term: str, shape: tuple[int, ...]) -> Array:
+    """Zeros of ``shape`` with ``part`` where the axes that share a subscript have equal indices."""
+    for place, c in enumerate(term):
+        if term.index(c) == place:
+            continue
+        axis = own.index(c)
+        n = part.shape[axis]
+        eye = np.eye(n, dtype=part.dtype) if array_module(part) is np else array_module(part).eye(n, dtype=part.dtype)
+        part = multiply(
+            expand_dims(part, -1), reshape(eye, tuple(n if i == axis else 1 for i in range(part.ndim)) + (n,))
+        )
+    order, extra = [], len(own)
+    for place, c in enumerate(term):
+        order.append(own.index(c) if term.index(c) == place else extra)
+        extra += term.index(c) != place
+    return transpose(part, tuple(order))
+
+
+einsum_explicit.defvjp(_einsum_rule)
+
+
+@composite(torch="einsum", samples=[
+    sample("ij,jk->ik", (2, 3), (3, 4)), sample("ii->", (3, 3)), sample("iij->ij", (2, 2, 3)), sample("ij,k->i", (2, 3), (2,)),
+    sample("ji", (2, 3)), sample("...ij,...jk->...ik", (2, 1, 2, 3), (3, 3, 2)), sample("ij,jk,kl->il", (2, 3), (3, 2), (2, 2)),
+    sample("i,i", (3,), (3,)), sample("bij->b", (2, 3, 2))])  # fmt: skip
+def einsum(subscripts: str, *operands: Array) -> Array:
+    """Sum of products by named axes, as NumPy writes it: ``"ij,jk->ik"``; repeated names, ``...`` and implicit outputs.
+
+    >>> print(float(einsum("ii->", np.eye(3))))
+    3.0
+    """
+    if not isinstance(subscripts, str):
+        raise ArgumentError("subscripts as a string first, such as 'ij,jk->ik'", type(subscripts).__name__)
+    return einsum_explicit(list(operands), explicit_subscripts(subscripts, [np.ndim(a) for a in operands]))
+
+
+def explicit_subscripts(subscripts: str, ndims: Sequence[int]) -> str:
+    """``subscripts`` with an output, and letters in place of each ``...``.
+
+    >>> explicit_subscripts("...i,i", [2, 1])
+    'ai,i->a'
+    """
+    inputs, arrow, out = subscripts.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(ndims):
+        raise ArgumentError(f"{len(terms)} operands for {subscripts!r}", str(len(ndims)))
+    letters = [c for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in subscripts]
+    spread = [n - len(term.replace("...", "")) if "..." in term else 0 for term, n in zip(terms, ndims, strict=True)]
+    most = max(spread)
+    if min(spread) < 0 or most > len(letters):
+        raise ArgumentError(f"operands with at least as many axes as {subscripts!r} names", f"axes {list(ndims)}")
+    for term, n in zip(terms, ndims, strict=True):
+        if "..." not in term and len(term) != n:
+            raise ArgumentError(f"an operand with {len(term)} axes for {term!r} of {subscripts!r}", f"{n} axes")
+    around = "".join(letters[:most])
+    filled = [term.replace("...", around[most - n :]) for term, n in zip(terms, spread, strict=True)]
+    if not arrow:
+        named = sorted(c for c in set("".join(terms)) if c.isalpha() and "".join(terms).count(c) == 1)
+        out = ("..." if most else "") + "".join(named)
+    out = out.replace("...", around)
+    if len(set(out)) < len(out) or not set(out) <= set("".join(filled)):
+        raise ArgumentError(f"each output subscript once, and among the inputs, in {subscripts!r}", f"{out!r}")
+    return ",".join(filled) + "->" + out

@@ -1,0 +1,509 @@
+"""Reductions and running sums along axes.
+
+Half-precision inputs are accumulated in float32 and rounded once, at the end. ``where`` leaves elements out, as in
+NumPy: it is a mask, True for those that count.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import HALF, Array, Axes, accumulator, array_module
+from minigrad.core import composite, primitive, sample
+from minigrad.errors import ArgumentError
+from minigrad.ops.elementwise import absolute, exp, isfinite, log, over, sign, sqrt, where, zeros_like
+from minigrad.ops.shape import broadcast_to, concatenate, expand_dims, flip, moveaxis, reshape, transpose
+
+_axes = [
+    sample((2, 3)),
+    sample((2, 3, 2), axis=1),
+    sample((2, 3, 2), axis=(0, -1), keepdims=True),
+    sample((2, 3), axis=1, where=np.array([[True, False, True], [False, True, True]])),
+]
+
+
+def _narrow(result: Array, dtype: Any) -> Array:
+    """A sum formed in float32 rounded to the half-precision dtype of its input; too large a sum is ∞, silently."""
+    with np.errstate(over="ignore"):
+        return result.astype(dtype)
+
+
+def spread(g: Array, shape: tuple[int, ...], axis: Axes, keepdims: bool) -> Array:
+    """Repeat ``g``, of the shape of a reduction over ``axis``, over the axes that it had lost: the adjoint of a sum."""
+    if axis is not None and not keepdims:
+        g = expand_dims(g, axis)
+    return broadcast_to(g, shape)
+
+
+def counted(shape: tuple[int, ...], axis: Axes, where: Array | None) -> Any:
+    """How many elements go into each result of a reduction, in a form that broadcasts against it with keepdims."""
+    axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+    if where is None:
+        return math.prod(shape[a] for a in axes)
+    return broadcast_to(where, shape).sum(axis=None if axis is None else tuple(axes), keepdims=True)
+
+
+def _kept(g: Array, mask: Array | None) -> Array:
+    return g if mask is None else where(mask, g, 0)
+
+
+# ---- sums and means -------------------------------------------------------------------------------------------------
+
+
+@primitive(samples=_axes)
+def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
+    """Sum ``Σ x`` over ``axis`` (an int, a tuple, or all).
+
+    >>> print(sum(np.ones((2, 3)), axis=1))
+    [3. 3.]
+    """
+    xp = array_module(x)
+    x = xp.asarray(x)
+    chosen = {} if where is None else {"where": where}
+    if x.dtype.name in HALF:
+        return _narrow(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
+    return xp.sum(x, axis=axis, keepdims=keepdims, **chosen)
+
+
+sum.defvjp(lambda g, x_shape, axis, keepdims, where: _kept(spread(g, x_shape, axis, keepdims), where))
+
+
+@primitive(samples=_axes)
+def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
+    """Mean ``(1/n) Σ x`` over ``axis``; NaN of nothing.
+
+    >>> print(mean(np.array([[1.0, 3.0], [2.0, 6.0]]), axis=1))
+    [2. 4.]
+    """
+    xp = array_module(x)
+    x = xp.asarray(x)
+    n = counted(x.shape, axis, where)
+    chosen = {} if where is None else {"where": where}
+    floating = x.dtype if x.dtype.kind not in "biu" else np.dtype(np.float64)
+    total = xp.sum(x, axis=axis, keepdims=keepdims, dtype=accumulator(floating), **chosen)
+    n = n if isinstance(n, int) else n.reshape(total.shape)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return _narrow(xp.asarray(total / xp.asarray(n, dtype=total.dtype)), floating)
+
+
+def _mean_rule(g: Array, x_shape: Any, x_dtype: Any, axis: Axes, keepdims: bool, where: Array | None) -> Array:
+    n = counted(x_shape, axis, where)
+    if isinstance(n, int):
+        return spread(g / n if n else g, x_shape, axis, keepdims)
+    g = g if keepdims or axis is None else expand_dims(g, axis)
+    return _kept(broadcast_to(g / n.astype(accumulator(x_dtype)), x_shape), where)
+
+
+mean.defvjp(_mean_rule)
+
+
+_ddof = [*_axes, sample((2, 3), axis=1, ddof=1)]
+
+
+@primitive(torch=lambda t, x, **kw: t.var(x, correction=kw.pop("ddof", 0), **kw), samples=_ddof)
+def var(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Array | None = None) -> Array:
+    """Variance ``Σ (x - mean)² / (n - ddof)`` over ``axis``, in two passes, so that a large offset costs no digits.
+
+    >>> print(float(var(np.array([1e8 + 1, 1e8 + 3]))))
+    1.0
+    """
+    xp = array_module(x)
+    x = xp.asarray(x)
+    floating = x.dtype if x.dtype.kind not in "biu" else np.dtype(np.float64)
+    wide = x.astype(accumulator(floating))
+    n = counted(x.shape, axis, where)
+    chosen = {} if where is None else {"where": where}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        centre = xp.sum(wide, axis=axis, keepdims=True, **chosen) / xp.asarray(n, dtype=wide.dtype)
+        off = wide - centre
+        total = xp.sum(off * off, axis=axis, keepdims=keepdims, **chosen)
+        n = n if isinstance(n, int) else n.reshape(total.shape)
+        return _narrow(xp.asarray(total / xp.maximum(xp.asarray(n - ddof, dtype=wide.dtype), 0)), floating)
+
+
+def _off_centre(x: Array, axis: Axes, ddof: int, mask: Array | None) -> Array:
+    """``(x - mean) / (n - ddof)``, 0 where nothing can vary."""
+    wide = x.astype(accumulator(x.dtype))
+    n = counted(x.shape, axis, mask)
+    off = _kept(wide - mean(wide, axis, True, mask), mask)
+    if isinstance(n, int):
+        return off / (n - ddof) if n > ddof else off * math.nan
+    return off / (n - ddof).astype(wide.dtype)
+
+
+var.defvjp(
+    lambda g, x, axis, ddof, keepdims, where: (
+        spread(g, x.shape, axis, keepdims) * (2 * _off_centre(x, axis, ddof, where))
+    )
+)
+
+
+@primitive(torch=lambda t, x, **kw: t.std(x, correction=kw.pop("ddof", 0), **kw), samples=_ddof)
+def std(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Array | None = None) -> Array:
+    """Standard deviation, the root of ``var``; its gradient is 0 where it is 0.
+
+    >>> print(float(std(np.array([1.0, 3.0]))))
+    1.0
+    """
+    return array_module(x).sqrt(var(x, axis, ddof, keepdims, where))
+
+
+std.defvjp(
+    lambda g, x, out, axis, ddof, keepdims, where: (
+        spread(over(g, out), x.shape, axis, keepdims) * _off_centre(x, axis, ddof, where)
+    )
+)
+
+
+# ---- norms ----------------------------------------------------------------------------------------------------------
+
+
+@primitive(torch=False, numpy=False)
+def root_sum_square(x: Array, axis: Axes, keepdims: bool) -> Array:
+    """``√(Σ x²)``; its gradient x / norm is 0 where the norm is 0."""
+    xp = array_module(x)
+    x = xp.asarray(x)
+    wide = x.astype(accumulator(x.dtype))
+    return _narrow(xp.asarray(xp.sqrt(xp.sum(wide * wide, axis=axis, keepdims=keepdims))), x.dtype)
+
+
+root_sum_square.defvjp(
+    lambda g, x, out, axis, keepdims: x * spread(over(g, out), x.shape, axis, keepdims),
+)
+
+
+@primitive(torch=False, numpy=False)
+def root_sum_power(x: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
+    """``(Σ |x|^p)^(1/p)`` for any p but 0 and ±∞; an element that is 0 receives the gradient 0."""
+    xp = array_module(x)
+    x = xp.asarray(x)
+    wide = xp.abs(x.astype(accumulator(x.dtype)))
+    with np.errstate(divide="ignore"):
+        return _narrow(xp.asarray(xp.sum(wide**ord, axis=axis, keepdims=keepdims) ** (1 / ord)), x.dtype)
+
+
+def _power_norm_rule(g: Array, x: Array, out: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
+    size, total = absolute(x), spread(out, x.shape, axis, keepdims)
+    zero = (size == 0) | (total == 0)
+    ratio = where(zero, 1, size) / where(zero, 1, total)
+    return where(zero, 0, spread(g, x.shape, axis, keepdims) * sign(x) * ratio ** (ord - 1))
+
+
+root_sum_power.defvjp(_power_norm_rule)
+
+
+@composite(
+    torch=lambda t, x, ord=2, axis=None, keepdims=False: t.linalg.vector_norm(x, ord, axis, keepdims),
+    numpy=lambda n, x, ord=2, axis=None, keepdims=False: n.linalg.vector_norm(x, ord=ord, axis=axis, keepdims=keepdims),
+    kinks=(0,),
+    samples=[sample((2, 3)), *[sample((2, 3), ord=p, axis=-1) for p in (2, 1, 3, 0.5, -1, math.inf, -math.inf, 0)]],
+)
+def norm(x: Array, ord: float = 2, axis: Axes = None, keepdims: bool = False) -> Array:
+    """Vector norm ``(Σ |x|^p)^(1/p)`` over ``axis``: any order p, ±∞ (largest, smallest |x|), 0 (how many are not 0).
+
+    ``axis=None`` flattens. The gradient is 0 where the norm is 0.
+
+    >>> print(norm(np.array([[3.0, 4.0], [0.0, 0.0]]), axis=1))
+    [5. 0.]
+    """
+    if not isinstance(ord, int | float) or math.isnan(ord):
+        raise ArgumentError("the order of a vector norm, a number", repr(ord), "matrix norms are out of scope")
+    if ord == 2:
+        return root_sum_square(x, axis, keepdims)
+    if ord == 0:
+        return sum(absolute(sign(x)), axis, keepdims)
+    if ord == 1:
+        return sum(absolute(x), axis, keepdims)
+    if math.isinf(ord):
+        return (max if ord > 0 else min)(absolute(x), axis, keepdims)
+    return root_sum_power(x, ord, axis, keepdims)
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+
+
+@primitive(samples=_axes)
+def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
+    """Product ``Π x`` over ``axis``; the gradient, the product of the others, is exact with zeros.
+
+    >>> print(prod(np.array([2.0, 3.0, 4.0])))
+    24.0
+    """
+    xp = array_module(x)
+    x = xp.asarray(x)
+    chosen = {} if where is None else {"where": where}
+    if x.dtype.name in HALF:
+        return _narrow(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
+    return xp.prod(x, axis=axis, keepdims=keepdims, **chosen)
+
+
+def product_of_others(x: Array, axis: Axes) -> Array:
+    """For each element the product of all others along ``axis``: exclusive products from both sides, no division."""
+    axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    last = tuple(range(x.ndim - len(axes), x.ndim))
+    moved = moveaxis(x, axes, last)
+    n = math.prod(moved.shape[a] for a in last)
+    rows = reshape(moved, (*moved.shape[: x.ndim - len(axes)], n))
+    ones = zeros_like(rows[..., :1]) + 1
+    before = cumprod(concatenate([ones, rows[..., :-1]], -1), -1)
+    after = flip(cumprod(concatenate([ones, flip(rows, -1)[..., :-1]], -1), -1), -1)
+    return moveaxis(reshape(before * after, moved.shape), last, axes)
+
+
+def _prod_rule(g: Array, x: Array, axis: Axes, keepdims: bool, where: Array | None) -> Array:
+    counting = x if where is None else _kept(x, where) + ~where
+    return _kept(spread(g, x.shape, axis, keepdims) * product_of_others(counting, axis), where)
+
+
+prod.defvjp(_prod_rule)
+
+
+# ---- running sums and products --------------------------------------------------------------------------------------
+
+
+def _running(x: Array) -> Any:
+    """The dtype of a running sum or product: float32 while it runs over half precision."""
+    return np.float32 if x.dtype.name in HALF else None
+
+
+@primitive(torch=lambda t, x, axis=None: t.cumsum(x.ravel() if axis is None else x, axis or 0), samples=[
+    sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])  # fmt: skip
+def cumsum(x: Array, axis: int | None = None) -> Array:
+    """Running sums along ``axis`` (of the flattened array for None).
+
+    >>> print(cumsum(np.array([1.0, 2.0, 3.0])))
+    [1. 3. 6.]
+    """
+    xp = array_module(x)
+    x = xp.asarray(x)
+    out = xp.cumsum(x, axis=axis, dtype=_running(x))
+    return _narrow(out, x.dtype) if x.dtype.name in HALF else out
+
+
+def _cumsum_rule(g: Array, x_shape: Any, axis: int | None) -> Array:
+    a = 0 if axis is None else axis
+    return reshape(flip(cumsum(flip(g, a), a), a), x_shape)
+
+
+cumsum.defvjp(_cumsum_rule)
+
+
+@primitive(torch=lambda t, x, axis=None: t.cumprod(x.ravel() if axis is None else x, axis or 0), samples=[
+    sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])  # fmt: skip
+def cumprod(x: Array, axis: int | None = None) -> Array:
+    """Running products along ``axis`` (of the flattened array for None); the gradient is exact with zeros.
+
+    >>> print(cumprod(np.array([1.0, 2.0, 3.0])))
+    [1. 2. 6.]
+    """
+    xp = array_module(x)
+    x = xp.asarray(x)
+    out = xp.cumprod(x, axis=axis, dtype=_running(x))
+    return _narrow(out, x.dtype) if x.dtype.name in HALF else out
+
+
+@primitive(torch=False, numpy=False, samples=[sample((2, 3), (2, 3))])
+def linear_recurrence(a: Array, b: Array) -> Array:
+    """``y[t] = b[t] + a[t] · y[t-1]`` along the last axis, from ``y[-1] = 0``: what a running product differentiates to.
+
+    >>> print(linear_recurrence(np.array([9.0, 2.0, 2.0]), np.ones(3)))
+    [1. 3. 7.]
+    """
+    y = array_module(a, b).array(b)
+    for t in range(1, y.shape[-1]):
+        y[..., t] += a[..., t] * y[..., t - 1]
+    return y
+
+
+def _shifted(x: Array, fill: Array) -> Array:
+    """``x`` one place later along the last axis, with ``fill`` in front."""
+    return concatenate([fill, x[..., :-1]], -1)
+
+
+def _suffix_recurrence(g: Array, a: Array) -> Array:
+    """``s[t] = g[t] + a[t+1] · s[t+1]``: the gradient that reaches ``b`` in a linear recurrence."""
+    backwards = flip(a, -1)
+    return flip(linear_recurrence(_shifted(backwards, zeros_like(backwards[..., :1])), flip(g, -1)), -1)
+
+
+linear_recurrence.defvjp(
+    lambda g, a, out: _suffix_recurrence(g, a) * _shifted(out, zeros_like(out[..., :1])),
+    lambda g, a: _suffix_recurrence(g, a),
+)
+
+
+def _cumprod_rule(g: Array, x: Array, axis: int | None) -> Array:
+    """x[k] receives (product before k) · (g[k] + x[k+1] (g[k+1] + x[k+2] (…))): Horner, without a division."""
+    rows = reshape(x, (-1,)) if axis is None else moveaxis(x, axis, -1)
+    g = g if axis is None else moveaxis(g, axis, -1)
+    before = cumprod(_shifted(rows, zeros_like(rows[..., :1]) + 1), -1)
+    result = before * _suffix_recurrence(g, rows)
+    return reshape(result, x.shape) if axis is None else moveaxis(result, -1, axis)
+
+
+cumprod.defvjp(_cumprod_rule)
+
+# ---- largest and smallest -------------------------------------------------------------------------------------------
+
+_extreme = [*_axes[:3], sample((2, 3), axis=1, initial=0.25), sample((2, 3), axis=1, where=_axes[3].params["where"], initial=-9.0)]  # fmt: skip
+
+
+def _limits(where: Array | None, initial: Any) -> dict[str, Any]:
+    return {k: v for k, v in (("where", where), ("initial", initial)) if v is not None}
+
+
+@primitive(torch="amax", samples=_extreme)
+def max(
+    x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None, initial: float | None = None
+) -> Array:
+    """Largest element over ``axis``, NaN if one is; equal ones share the gradient equally.
+
+    ``initial`` is the least result, needed for an empty axis and with ``where``.
+
+    >>> print(max(np.array([[1.0, 3.0], [5.0, 2.0]]), axis=1))
+    [3. 5.]
+    """
+    return array_module(x).max(x, axis=axis, keepdims=keepdims, **_limits(where, initial))
+
+
+@primitive(torch="amin", samples=[sample(*s.arrays, **{k: -v if k == "initial" else v for k, v in s.params.items()}) for s in _extreme])  # fmt: skip
+def min(
+    x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None, initial: float | None = None
+) -> Array:
+    """Smallest element over ``axis``, NaN if one is; equal ones share the gradient equally.
+
+    ``initial`` is the largest result, needed for an empty axis and with ``where``.
+
+    >>> print(min(np.array([[1.0, 3.0], [5.0, 2.0]]), axis=1))
+    [1. 2.]
+    """
+    return array_module(x).min(x, axis=axis, keepdims=keepdims, **_limits(where, initial))
+
+
+def _shared_by_ties(
+    g: Array, x: Array, out: Array, axis: Axes, keepdims: bool, where: Array | None, initial: float | None
+) -> Array:
+    """Each of the n elements equal to the result receives g / n; so does ``initial``, if it ties."""
+    tied = x == spread(out, x.shape, axis, keepdims)
+    tied = tied if where is None else tied & where
+    count = sum(tied, axis, keepdims=True)
+    if initial is not None:
+        count = count + reshape(out == initial, count.shape)
+    share = 1 / (count + (count == 0)).astype(accumulator(x.dtype))  # NaN equals nothing: a count of 0
+    return _kept(spread(g, x.shape, axis, keepdims) * share, tied)
+
+
+max.defvjp(_shared_by_ties)
+min.defvjp(_shared_by_ties)
+
+
+@composite(samples=_extreme[:3])
+def amax(x: Array, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Array:
+    """The same as ``max``.
+
+    >>> print(float(amax(np.array([1.0, 3.0]))))
+    3.0
+    """
+    return max(x, axis, keepdims, where, initial)
+
+
+@composite(samples=_extreme[:3])
+def amin(x: Array, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Array:
+    """The same as ``min``.
+
+    >>> print(float(amin(np.array([1.0, 3.0]))))
+    1.0
+    """
+    return min(x, axis, keepdims, where, initial)
+
+
+@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0, keepdims=True)])
+def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """``ln Σ e^x`` over ``axis`` without overflow; its gradient is the softmax, 0 in a row of only -∞.
+
+    >>> print(float(logsumexp(np.array([0.0, 0.0]))).__round__(4))
+    0.6931
+    """
+    xp = array_module(x)
+    x = xp.asarray(x)
+    wide = x.astype(accumulator(x.dtype if x.dtype.kind not in "biu" else np.dtype(np.float64)))
+    if x.size == 0:
+        with np.errstate(divide="ignore"):
+            return _narrow(xp.asarray(xp.log(xp.sum(wide, axis=axis, keepdims=keepdims))), wide.dtype)
+    top = xp.max(wide, axis=axis, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, 0)
+    with np.errstate(divide="ignore", under="ignore", over="ignore"):
+        total = xp.log(xp.sum(xp.exp(wide - top), axis=axis, keepdims=True)) + top
+    total = total if keepdims else xp.squeeze(total, axis=axis)
+    return _narrow(xp.asarray(total), x.dtype if x.dtype.kind not in "biu" else wide.dtype)
+
+
+def softmax_from(x: Array, total: Array) -> Array:
+    """``e^(x - total)``, 0 where the log of the total is not finite."""
+    finite = isfinite(total)
+    return exp(where(finite, x, -math.inf) - where(finite, total, 0))
+
+
+logsumexp.defvjp(
+    lambda g, x, out, axis, keepdims: (
+        spread(g, x.shape, axis, keepdims) * softmax_from(x, spread(out, x.shape, axis, keepdims))
+    )
+)
+
+# ---- counts and places: no derivative -------------------------------------------------------------------------------
+
+
+@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0, keepdims=True)])
+def argmax(x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Place of the largest element along ``axis``, the first of equal ones; an integer, so without a derivative.
+
+    >>> print(int(argmax(np.array([1.0, 3.0, 3.0]))))
+    1
+    """
+    return array_module(x).argmax(x, axis=axis, keepdims=keepdims)
+
+
+@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0, keepdims=True)])
+def argmin(x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Place of the smallest element along ``axis``, the first of equal ones; an integer, so without a derivative.
+
+    >>> print(int(argmin(np.array([3.0, 1.0, 1.0]))))
+    1
+    """
+    return array_module(x).argmin(x, axis=axis, keepdims=keepdims)
+
+
+_flags = np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
+
+
+@primitive(torch=False, samples=[sample(_flags), sample(_flags, axis=1), sample(_flags, axis=0, keepdims=True)])
+def any(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """Whether an element over ``axis`` is not 0; a boolean, so without a derivative.
+
+    >>> print(bool(any(np.array([0.0, 1.0]))))
+    True
+    """
+    return array_module(x).any(x, axis=axis, keepdims=keepdims)
+
+
+@primitive(torch=False, samples=[sample(_flags), sample(_flags, axis=1), sample(_flags, axis=0, keepdims=True)])
+def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """Whether every element over ``axis`` is not 0; a boolean, so without a derivative.
+
+    >>> print(bool(all(np.array([0.0, 1.0]))))
+    False
+    """
+    return array_module(x).all(x, axis=axis, keepdims=keepdims)
+
+
+@primitive(torch=False, samples=[sample(_flags), sample(_flags, axis=1), sample(_flags, axis=0, keepdims=True)])
+def count_nonzero(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """How many elements over ``axis`` are not 0; an integer, so without a derivative.
+
+    >>> print(int(count_nonzero(np.array([0.0, 1.0, 2.0]))))
+    2
+    """
+    return array_module(x).count_nonzero(x, axis=axis, keepdims=keepdims)

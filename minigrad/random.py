@@ -1,0 +1,124 @@
+"""Random tensors from an explicit generator, or from the default one that ``seed`` starts afresh.
+
+Numbers are drawn on the host and moved, so that a seed means the same numbers on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import DType, as_dtype, check_device, to_device
+from minigrad.errors import ArgumentError, CallError
+from minigrad.tensor import Tensor
+
+_default = np.random.default_rng()
+
+
+def seed(number: int) -> None:
+    """Start the default generator afresh: the same seed gives the same numbers.
+
+    >>> seed(1); a = normal(size=3); seed(1); b = normal(size=3); print(bool((a == b).all()))
+    True
+    """
+    if not isinstance(number, int | np.integer) or number < 0:
+        raise ArgumentError("a seed, a whole number from 0", repr(number))
+    _default.bit_generator.state = np.random.default_rng(int(number)).bit_generator.state
+
+
+def generator(given: Any = None) -> np.random.Generator:
+    """``given`` as a generator: a ``numpy.random.Generator``, a seed, or None for the default one."""
+    if given is None:
+        return _default
+    if isinstance(given, np.random.Generator):
+        return given
+    if isinstance(given, int | np.integer):
+        return np.random.default_rng(int(given))
+    raise CallError("a numpy.random.Generator, a seed or None", type(given).__name__)
+
+
+def get_state() -> dict[str, Any]:
+    """The state of the default generator, ready for JSON."""
+    return dict(_default.bit_generator.state)
+
+
+def set_state(state: dict[str, Any]) -> None:
+    """Continue the default generator from a state that ``get_state`` gave."""
+    try:
+        _default.bit_generator.state = state
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArgumentError("a state from get_state()", str(error)) from None
+
+
+def _finish(array: Any, dtype: DType, device: str | None) -> Tensor:
+    return Tensor._wrap(to_device(np.asarray(array, dtype=as_dtype(dtype)), check_device(device)))
+
+
+def normal(
+    loc: float = 0.0,
+    scale: float = 1.0,
+    size: Any = None,
+    dtype: DType = np.float32,
+    device: str | None = None,
+    generator: Any = None,
+) -> Tensor:
+    """Normal numbers with mean ``loc`` and standard deviation ``scale``, in the shape ``size``.
+
+    >>> normal(size=(2, 3)).shape
+    (2, 3)
+    """
+    _check_number("loc", loc)
+    return _finish(_pick(generator).normal(loc, scale, size), dtype, device)
+
+
+def uniform(
+    low: float = 0.0,
+    high: float = 1.0,
+    size: Any = None,
+    dtype: DType = np.float32,
+    device: str | None = None,
+    generator: Any = None,
+) -> Tensor:
+    """Uniform numbers from [low, high), in the shape ``size``.
+
+    >>> uniform(size=(2, 3)).shape
+    (2, 3)
+    """
+    _check_number("low", low)
+    return _finish(_pick(generator).uniform(low, high, size), dtype, device)
+
+
+def randint(
+    low: int,
+    high: int | None = None,
+    size: Any = None,
+    dtype: DType = np.int64,
+    device: str | None = None,
+    generator: Any = None,
+) -> Tensor:
+    """Whole numbers from [low, high), or from [0, low) where only one is given, in the shape ``size``.
+
+    >>> randint(5, size=(2, 3)).shape
+    (2, 3)
+    """
+    return _finish(_pick(generator).integers(low, high, size), dtype, device)
+
+
+def permutation(x: Any, device: str | None = None, generator: Any = None) -> Tensor:
+    """The numbers 0 … x-1, or the rows of ``x``, in random order.
+
+    >>> sorted(permutation(3).tolist())
+    [0, 1, 2]
+    """
+    rows = x.numpy() if isinstance(x, Tensor) else x
+    shuffled = _pick(generator).permutation(rows)
+    return _finish(shuffled, shuffled.dtype, device)
+
+
+_pick = generator  # the draws have a parameter of this name
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, int | float | np.number):
+        raise CallError(f"a number for {name}", repr(value), "the shape goes in size=, as in NumPy")

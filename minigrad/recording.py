@@ -1,0 +1,85 @@
+"""Whether operations are recorded now: ``no_grad``, ``enable_grad``, and the mode that they set."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Mode(threading.local):
+    recording = True
+
+
+mode = _Mode()
+
+
+class _Recording:
+    """Sets the mode for a ``with`` block, a function, or the running parts of a generator; each thread has its own."""
+
+    wanted = True
+
+    def __init__(self) -> None:
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(mode.recording)
+        mode.recording = self.wanted
+
+    def __exit__(self, *_: object) -> None:
+        mode.recording = self._before.pop()
+
+    def __call__(self, function: F) -> F:
+        kind = type(self)
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                return _generate(kind, function(*args, **kwargs))
+        else:
+
+            @functools.wraps(function)
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                with kind():
+                    return function(*args, **kwargs)
+
+        return wrapped  # type: ignore[return-value]
+
+
+def _generate(kind: type[_Recording], generator: Any) -> Iterator[Any]:
+    """Run ``generator`` with the mode of ``kind`` inside its body, and the caller's mode between two items."""
+    resume, message = generator.send, None
+    try:
+        while True:
+            with kind():
+                item = resume(message)
+            try:
+                resume, message = generator.send, (yield item)
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                resume, message = generator.throw, error
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        with kind():
+            generator.close()
+
+
+class no_grad(_Recording):
+    """Record nothing inside: ``with no_grad():`` or ``@no_grad()``."""
+
+    wanted = False
+
+
+class enable_grad(_Recording):
+    """Record inside, also within ``no_grad``: ``with enable_grad():`` or ``@enable_grad()``."""
+
+
+def is_grad_enabled() -> bool:
+    """Whether operations of this thread are recorded now."""
+    return mode.recording

@@ -1,0 +1,86 @@
+"""Arrays to and from safetensors files. Nothing is ever unpickled, and a file is whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from minigrad.backend import Array, to_numpy
+from minigrad.errors import ArgumentError, FileFormatError
+
+
+def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
+    """Write named arrays or Tensors as a safetensors file: to a temporary name, flushed to disk, then renamed.
+
+    An old file at ``path`` stays as it was until the new one is complete, and if anything fails.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(f"{folder}/a.safetensors", {"x": np.ones(2)})
+    ...     print(load(f"{folder}/a.safetensors")["x"])
+    [1. 1.]
+    """
+    path = Path(path)
+    plain = {}
+    for name, value in arrays.items():
+        array = to_numpy(getattr(value, "_data", value)) if hasattr(value, "dtype") else None
+        if (
+            not isinstance(name, str)
+            or array is None
+            or array.dtype.kind not in "biuf"
+            and array.dtype.name != "bfloat16"
+        ):
+            got = f"{name!r}: {getattr(array, 'dtype', type(value).__name__)}"
+            raise ArgumentError("names with arrays of numbers", got, "keep other things in metadata, as text")
+        plain[name] = np.ascontiguousarray(array).reshape(array.shape)
+    text = {str(key): str(value) for key, value in (metadata or {}).items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        safetensors.numpy.save_file(plain, temporary, metadata=text or None)
+        flush_to_disk(temporary)
+        os.replace(temporary, path)
+        flush_to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file or a folder's entries are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """The named arrays of a safetensors file, on the CPU.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(f"{folder}/a.safetensors", {"x": np.arange(3)})
+    ...     print(load(f"{folder}/a.safetensors")["x"])
+    [0 1 2]
+    """
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
+
+
+def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The text that ``save`` stored beside the arrays."""
+    with _opened(path) as file:
+        return dict(file.metadata() or {})
+
+
+def _opened(path: str | os.PathLike[str]) -> Any:
+    if not Path(path).is_file():
+        raise FileFormatError("a safetensors file", f"no file {str(path)!r}")
+    try:
+        return safetensors.safe_open(path, framework="numpy")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise FileFormatError("a safetensors file", f"{str(path)!r}: {error}") from None

@@ -1,0 +1,892 @@
+"""Class Tensor: an array, its gradient, and the node that made it. Its methods are the operations, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from minigrad import core, ops
+from minigrad.backend import Array, Axes, DType, array_module, as_dtype, check_device, complaint, device_of, is_array
+from minigrad.backend import is_floating, to_device, to_numpy, use_device
+from minigrad.backward import backward
+from minigrad.errors import AttributeHintError, CallError, DTypeError, GraphError, ShapeError
+
+# What people type out of habit from torch, and the name here.
+HABITS = {
+    "view": "reshape", "permute": "transpose", "unsqueeze": "expand_dims(axis)", "numel": "size", "dim": "ndim",
+    "cat": "minigrad.concatenate", "type": "astype", "float": "astype('float32')", "double": "astype('float64')",
+    "half": "astype('float16')", "long": "astype('int64')", "int": "astype('int32')", "bool": "astype('bool')",
+    "cpu": "to('cpu')", "cuda": "to('cuda')", "contiguous": "nothing: operations take any layout", "clamp": "clip",
+    "expand": "broadcast_to", "gather": "take_along_axis", "index_select": "take", "t": "T", "mm": "matmul",
+    "bmm": "matmul", "chunk": "array_split", "clone": "copy", "pow": "power", "mul": "multiply", "sub": "subtract",
+    "div": "divide", "neg": "negative", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "fill_diagonal": "where",
+    "new_zeros": "minigrad.zeros", "grad_fn": "minigrad.draw", "is_leaf": "requires_grad", "data_ptr": "numpy()",
+}  # fmt: skip
+
+
+class Handle:
+    """What ``register_hook`` gives; ``remove()`` takes the hook away again."""
+
+    def __init__(self, hooks: list[Any], hook: Any) -> None:
+        self._hooks, self._hook = hooks, hook
+
+    def remove(self) -> None:
+        """Take the hook away; a second call does nothing."""
+        if self._hook in self._hooks:
+            self._hooks.remove(self._hook)
+
+
+class Tensor:
+    """An array that remembers how it was made, so that ``backward`` can find the gradients.
+
+    data            numbers: an array (copied), nested lists, a number, another Tensor
+    requires_grad   True for a leaf whose ``grad`` is wanted; only floating-point tensors have gradients
+    dtype, device   by default those of ``data``; a list of floats is float64, as in NumPy
+
+    ``.data`` and ``.grad`` are plain arrays. Assigning ``t.data = a`` keeps shape and dtype, and is noticed if a graph
+    needed the old numbers; a write through the array itself (``t.data[0] = 1``) can't be noticed.
+
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> print(x.grad)
+    [2. 4.]
+    """
+
+    __slots__ = ("__weakref__", "_data", "_hooks", "_node", "_requires_grad", "_version", "grad", "name")
+
+    __hash__ = object.__hash__
+    __array_priority__ = 1000.0
+
+    _data: Array
+    _node: core.Node | None
+    _requires_grad: bool
+    _version: list[int]
+    _hooks: list[Callable[[Array], Array | None]] | None
+    grad: Array | None
+    name: str | None
+
+    def __init__(self, data: Any, requires_grad: bool = False, dtype: DType = None, device: str | None = None) -> None:
+        self._fill(_as_array(data, dtype, device, copy=True))
+        self.requires_grad = requires_grad
+
+    def _fill(self, array: Array) -> None:
+        self._data = array
+        self.grad = self._node = self._hooks = self.name = None
+        self._requires_grad = False
+        self._version = [0]
+
+    @staticmethod
+    def _wrap(array: Array) -> Tensor:
+        """A Tensor around an array, or around the NumPy number that an operation gave in place of a 0-d array."""
+        tensor = Tensor.__new__(Tensor)
+        tensor._data = np.asarray(array) if isinstance(array, np.generic) else array
+        tensor.grad = tensor._node = tensor._hooks = tensor.name = None
+        tensor._requires_grad = False
+        tensor._version = [0]
+        return tensor
+
+    # ---- what it is ----
+
+    @property
+    def data(self) -> Array:
+        """The numbers, as a plain array of the device."""
+        return self._data
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        value = value._data if isinstance(value, Tensor) else value
+        array = array_module(self._data).asarray(value, dtype=self._data.dtype)
+        if array.shape != self._data.shape:
+            raise ShapeError(f"data of shape {self.shape}", f"shape {array.shape}", "make a new Tensor instead")
+        self._data = array
+        self._version[0] += 1
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients flow to or through this tensor."""
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if self._node is not None and not value:
+            raise GraphError("a leaf", f"the result of {self._node.primitive.name!r}", "use .detach()")
+        if value and not is_floating(self._data.dtype):
+            hint = "write 1.0 for 1, or pass dtype='float32'"
+            raise DTypeError("a floating-point tensor, the only kind that has a gradient", str(self.dtype), hint)
+        self._requires_grad = bool(value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
+        return self._data.shape  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> Any:
+        """The NumPy dtype of the elements."""
+        return self._data.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self._data.ndim  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._data.size  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda:N``."""
+        return device_of(self._data)
+
+    @property
+    def T(self) -> Tensor:
+        """The tensor with its axes reversed."""
+        return ops.transpose(self)  # type: ignore[no-any-return]
+
+    def _brief(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"a {self.dtype} tensor{name} of shape {self.shape}"
+
+    def __repr__(self) -> str:
+        numbers = np.array2string(to_numpy(self._data), separator=", ", prefix="Tensor(", threshold=1000)
+        facts = [] if self.dtype in (np.float64, np.int64, np.bool_) else [f"dtype={self.dtype}"]
+        facts += [] if self.device == "cpu" else [f"device={self.device!r}"]
+        facts += [f"name={self.name!r}"] if self.name else []
+        if self._node is not None:
+            facts.append(f"made by {self._node.primitive.name}")
+        elif self._requires_grad:
+            facts.append("requires_grad=True")
+        return f"{type(self).__name__}({', '.join([numbers, *facts])})"
+
+    # ---- gradients ----
+
+    def backward(self, gradient: Any = None, retain_graph: bool = False) -> None:
+        """Add the gradient of this tensor to ``grad`` of every leaf that it was made from.
+
+        gradient      that of a loss with respect to this tensor, in its shape; 1 by default, for a single number
+        retain_graph  keep what the derivatives read, for another pass; by default it is freed on the way
+
+        >>> x = Tensor(3.0, requires_grad=True)
+        >>> (x * x).backward(); print(x.grad)
+        6.0
+        """
+        backward(self, gradient, retain_graph)
+
+    def detach(self) -> Tensor:
+        """The same numbers, shared, as a constant."""
+        tensor = Tensor._wrap(self._data)
+        tensor._version = self._version
+        return tensor
+
+    def register_hook(self, hook: Callable[[Array], Array | None]) -> Handle:
+        """Call ``hook`` with the gradient of this tensor once it is complete; what it returns, if not None, replaces it.
+
+        The gradient is an array, or a Tensor under ``create_graph``. Hooks of a result die with its graph.
+        """
+        if not self._requires_grad:
+            raise GraphError("a tensor that a gradient reaches", self._brief(), "set requires_grad=True")
+        holder: Any = self if self._node is None else self._node
+        attribute = "_hooks" if self._node is None else "hooks"
+        if getattr(holder, attribute) is None:
+            setattr(holder, attribute, [])
+        hooks = getattr(holder, attribute)
+        hooks.append(hook)
+        return Handle(hooks, hook)
+
+    # ---- in and out ----
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The numbers as a NumPy array: shared on the CPU, copied from a GPU."""
+        return to_numpy(self._data)  # type: ignore[no-any-return]
+
+    def item(self) -> Any:
+        """The only element as a Python number."""
+        if self.size != 1:
+            raise ShapeError("a tensor with one element", f"shape {self.shape}", "tolist() gives all of them")
+        return self._data.item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python numbers."""
+        return self._data.tolist()
+
+    def copy(self) -> Tensor:
+        """The same numbers in new memory; a gradient flows through."""
+        return ops.add(self, 0)  # type: ignore[no-any-return]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = to_numpy(self._data)
+        return np.array(array, dtype=dtype, copy=copy) if copy is not None else np.asarray(array, dtype=dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._data.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._data.__dlpack_device__()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        operation = NUMPY_UFUNCS.get(ufunc.__name__)
+        if operation is None or method != "__call__" or options.get("out") is not None:
+            hint = "nothing works in place; np.asarray(t) or t.numpy() gives a plain array"
+            raise CallError("a NumPy function that minigrad differentiates", f"np.{ufunc.__name__}, {method}", hint)
+        return operation(*inputs, **options)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        name = function.__name__
+        if name in INSPECTING:
+            return function(*_plain(args), **_plain(kwargs))
+        operation = NUMPY_FUNCTIONS.get(name)
+        if operation is None:
+            hint = "np.asarray(t) or t.numpy() gives a plain array"
+            raise CallError("a NumPy function that minigrad differentiates", f"np.{name}", hint)
+        return operation(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in HABITS:
+            raise AttributeHintError("a name of NumPy", f".{name}", f"use {HABITS[name]}")
+        if name.endswith("_") and not name.startswith("_"):
+            raise AttributeHintError("an operation that returns a new tensor", f".{name}", "nothing works in place")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if self._node is not None:
+            raise GraphError("a leaf to copy", f"the result of {self._node.primitive.name!r}", "copy .detach()")
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made._fill(self._data.copy())
+        made._requires_grad, made.name = self._requires_grad, self.name
+        made.grad = None if self.grad is None else self.grad.copy()
+        return made
+
+    def __reduce__(self) -> Any:
+        if self._node is not None:
+            raise GraphError("a leaf to pickle", f"the result of {self._node.primitive.name!r}", "pickle .detach()")
+        return _rebuild, (type(self), self.numpy(), self._requires_grad, self.name)
+
+    # ---- Python's own ----
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            raise CallError("a tensor with at least one axis", "len() of a scalar tensor")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self.ndim == 0:
+            raise CallError("a tensor with at least one axis", "iteration over a scalar tensor")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            hint = "use (…).any() or (…).all()"
+            raise ShapeError("a single element to be true or false", f"shape {self.shape}", hint)
+        return bool(self._data.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if self._data.dtype.kind not in "iu":
+            raise DTypeError("an integer tensor as an index", str(self.dtype))
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.size == 1 else format(repr(self), spec)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return ops.getitem(self, index)  # type: ignore[no-any-return]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self._requires_grad:
+            hint = "use minigrad.where, put_along_axis or scatter_add, which return new tensors"
+            raise GraphError("a tensor without a history to assign into", self._brief(), hint)
+        self._data[ops.plain_index(index)] = value._data if isinstance(value, Tensor) else value
+        self._version[0] += 1
+
+    # ---- operators ----
+
+    def __add__(self, other: Any) -> Tensor:
+        return ops.add(self, other)  # type: ignore[no-any-return]
+
+    def __radd__(self, other: Any) -> Tensor:
+        return ops.add(other, self)  # type: ignore[no-any-return]
+
+    def __sub__(self, other: Any) -> Tensor:
+        return ops.subtract(self, other)  # type: ignore[no-any-return]
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return ops.subtract(other, self)  # type: ignore[no-any-return]
+
+    def __mul__(self, other: Any) -> Tensor:
+        return ops.multiply(self, other)  # type: ignore[no-any-return]
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return ops.multiply(other, self)  # type: ignore[no-any-return]
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return ops.divide(self, other)  # type: ignore[no-any-return]
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return ops.divide(other, self)  # type: ignore[no-any-return]
+
+    def __pow__(self, other: Any) -> Tensor:
+        return ops.power(self, other)  # type: ignore[no-any-return]
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return ops.power(other, self)  # type: ignore[no-any-return]
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return ops.matmul(self, other)  # type: ignore[no-any-return]
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return ops.matmul(other, self)  # type: ignore[no-any-return]
+
+    def __mod__(self, other: Any) -> Tensor:
+        return ops.remainder(self, other)  # type: ignore[no-any-return]
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return ops.remainder(other, self)  # type: ignore[no-any-return]
+
+    def __neg__(self) -> Tensor:
+        return ops.negative(self)  # type: ignore[no-any-return]
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Tensor:
+        return ops.absolute(self)  # type: ignore[no-any-return]
+
+    # Comparisons and logic give plain boolean tensors, without a derivative.
+
+    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return Tensor._wrap(self._data == _operand(other))
+
+    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return Tensor._wrap(self._data != _operand(other))
+
+    def __lt__(self, other: Any) -> Tensor:
+        return Tensor._wrap(self._data < _operand(other))
+
+    def __le__(self, other: Any) -> Tensor:
+        return Tensor._wrap(self._data <= _operand(other))
+
+    def __gt__(self, other: Any) -> Tensor:
+        return Tensor._wrap(self._data > _operand(other))
+
+    def __ge__(self, other: Any) -> Tensor:
+        return Tensor._wrap(self._data >= _operand(other))
+
+    def __and__(self, other: Any) -> Tensor:
+        return Tensor._wrap(self._data & _operand(other))
+
+    def __or__(self, other: Any) -> Tensor:
+        return Tensor._wrap(self._data | _operand(other))
+
+    def __xor__(self, other: Any) -> Tensor:
+        return Tensor._wrap(self._data ^ _operand(other))
+
+    def __invert__(self) -> Tensor:
+        return Tensor._wrap(~self._data)
+
+    # ---- operations ----
+
+    def absolute(self) -> Tensor:
+        return ops.absolute(self)  # type: ignore[no-any-return]
+
+    def abs(self) -> Tensor:
+        return ops.absolute(self)  # type: ignore[no-any-return]
+
+    def sign(self) -> Tensor:
+        return ops.sign(self)  # type: ignore[no-any-return]
+
+    def sqrt(self) -> Tensor:
+        return ops.sqrt(self)  # type: ignore[no-any-return]
+
+    def square(self) -> Tensor:
+        return ops.square(self)  # type: ignore[no-any-return]
+
+    def reciprocal(self) -> Tensor:
+        return ops.reciprocal(self)  # type: ignore[no-any-return]
+
+    def negative(self) -> Tensor:
+        return ops.negative(self)  # type: ignore[no-any-return]
+
+    def exp(self) -> Tensor:
+        return ops.exp(self)  # type: ignore[no-any-return]
+
+    def expm1(self) -> Tensor:
+        return ops.expm1(self)  # type: ignore[no-any-return]
+
+    def exp2(self) -> Tensor:
+        return ops.exp2(self)  # type: ignore[no-any-return]
+
+    def log(self) -> Tensor:
+        return ops.log(self)  # type: ignore[no-any-return]
+
+    def log1p(self) -> Tensor:
+        return ops.log1p(self)  # type: ignore[no-any-return]
+
+    def log2(self) -> Tensor:
+        return ops.log2(self)  # type: ignore[no-any-return]
+
+    def log10(self) -> Tensor:
+        return ops.log10(self)  # type: ignore[no-any-return]
+
+    def sin(self) -> Tensor:
+        return ops.sin(self)  # type: ignore[no-any-return]
+
+    def cos(self) -> Tensor:
+        return ops.cos(self)  # type: ignore[no-any-return]
+
+    def tan(self) -> Tensor:
+        return ops.tan(self)  # type: ignore[no-any-return]
+
+    def arcsin(self) -> Tensor:
+        return ops.arcsin(self)  # type: ignore[no-any-return]
+
+    def arccos(self) -> Tensor:
+        return ops.arccos(self)  # type: ignore[no-any-return]
+
+    def arctan(self) -> Tensor:
+        return ops.arctan(self)  # type: ignore[no-any-return]
+
+    def sinh(self) -> Tensor:
+        return ops.sinh(self)  # type: ignore[no-any-return]
+
+    def cosh(self) -> Tensor:
+        return ops.cosh(self)  # type: ignore[no-any-return]
+
+    def tanh(self) -> Tensor:
+        return ops.tanh(self)  # type: ignore[no-any-return]
+
+    def arcsinh(self) -> Tensor:
+        return ops.arcsinh(self)  # type: ignore[no-any-return]
+
+    def arccosh(self) -> Tensor:
+        return ops.arccosh(self)  # type: ignore[no-any-return]
+
+    def arctanh(self) -> Tensor:
+        return ops.arctanh(self)  # type: ignore[no-any-return]
+
+    def sigmoid(self) -> Tensor:
+        return ops.sigmoid(self)  # type: ignore[no-any-return]
+
+    def erf(self) -> Tensor:
+        return ops.erf(self)  # type: ignore[no-any-return]
+
+    def softplus(self) -> Tensor:
+        return ops.softplus(self)  # type: ignore[no-any-return]
+
+    def floor(self) -> Tensor:
+        return ops.floor(self)  # type: ignore[no-any-return]
+
+    def ceil(self) -> Tensor:
+        return ops.ceil(self)  # type: ignore[no-any-return]
+
+    def trunc(self) -> Tensor:
+        return ops.trunc(self)  # type: ignore[no-any-return]
+
+    def isnan(self) -> Tensor:
+        return ops.isnan(self)  # type: ignore[no-any-return]
+
+    def isinf(self) -> Tensor:
+        return ops.isinf(self)  # type: ignore[no-any-return]
+
+    def isfinite(self) -> Tensor:
+        return ops.isfinite(self)  # type: ignore[no-any-return]
+
+    def ravel(self) -> Tensor:
+        return ops.ravel(self)  # type: ignore[no-any-return]
+
+    def add(self, other: Any) -> Tensor:
+        return ops.add(self, other)  # type: ignore[no-any-return]
+
+    def subtract(self, other: Any) -> Tensor:
+        return ops.subtract(self, other)  # type: ignore[no-any-return]
+
+    def multiply(self, other: Any) -> Tensor:
+        return ops.multiply(self, other)  # type: ignore[no-any-return]
+
+    def divide(self, other: Any) -> Tensor:
+        return ops.divide(self, other)  # type: ignore[no-any-return]
+
+    def power(self, other: Any) -> Tensor:
+        return ops.power(self, other)  # type: ignore[no-any-return]
+
+    def maximum(self, other: Any) -> Tensor:
+        return ops.maximum(self, other)  # type: ignore[no-any-return]
+
+    def minimum(self, other: Any) -> Tensor:
+        return ops.minimum(self, other)  # type: ignore[no-any-return]
+
+    def fmax(self, other: Any) -> Tensor:
+        return ops.fmax(self, other)  # type: ignore[no-any-return]
+
+    def fmin(self, other: Any) -> Tensor:
+        return ops.fmin(self, other)  # type: ignore[no-any-return]
+
+    def logaddexp(self, other: Any) -> Tensor:
+        return ops.logaddexp(self, other)  # type: ignore[no-any-return]
+
+    def hypot(self, other: Any) -> Tensor:
+        return ops.hypot(self, other)  # type: ignore[no-any-return]
+
+    def fmod(self, other: Any) -> Tensor:
+        return ops.fmod(self, other)  # type: ignore[no-any-return]
+
+    def remainder(self, other: Any) -> Tensor:
+        return ops.remainder(self, other)  # type: ignore[no-any-return]
+
+    def arctan2(self, other: Any) -> Tensor:
+        return ops.arctan2(self, other)  # type: ignore[no-any-return]
+
+    def matmul(self, other: Any) -> Tensor:
+        return ops.matmul(self, other)  # type: ignore[no-any-return]
+
+    def dot(self, other: Any) -> Tensor:
+        return ops.dot(self, other)  # type: ignore[no-any-return]
+
+    def vdot(self, other: Any) -> Tensor:
+        return ops.vdot(self, other)  # type: ignore[no-any-return]
+
+    def inner(self, other: Any) -> Tensor:
+        return ops.inner(self, other)  # type: ignore[no-any-return]
+
+    def outer(self, other: Any) -> Tensor:
+        return ops.outer(self, other)  # type: ignore[no-any-return]
+
+    def kron(self, other: Any) -> Tensor:
+        return ops.kron(self, other)  # type: ignore[no-any-return]
+
+    def round(self, decimals: int = 0) -> Tensor:
+        return ops.round(self, decimals)  # type: ignore[no-any-return]
+
+    def clip(self, min: Any = None, max: Any = None) -> Tensor:
+        return ops.clip(self, min, max)  # type: ignore[no-any-return]
+
+    def where(self, condition: Any, other: Any) -> Tensor:
+        return ops.where(condition, self, other)  # type: ignore[no-any-return]
+
+    def masked_fill(self, mask: Any, value: Any) -> Tensor:
+        return ops.masked_fill(self, mask, value)  # type: ignore[no-any-return]
+
+    def lerp(self, end: Any, weight: Any) -> Tensor:
+        return ops.lerp(self, end, weight)  # type: ignore[no-any-return]
+
+    def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+        return ops.nan_to_num(self, nan, posinf, neginf)  # type: ignore[no-any-return]
+
+    def sum(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
+        return ops.sum(self, axis, keepdims, where)  # type: ignore[no-any-return]
+
+    def mean(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
+        return ops.mean(self, axis, keepdims, where)  # type: ignore[no-any-return]
+
+    def prod(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
+        return ops.prod(self, axis, keepdims, where)  # type: ignore[no-any-return]
+
+    def max(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
+        return ops.max(self, axis, keepdims, where, initial)  # type: ignore[no-any-return]
+
+    def min(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
+        return ops.min(self, axis, keepdims, where, initial)  # type: ignore[no-any-return]
+
+    def amax(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
+        return ops.amax(self, axis, keepdims, where, initial)  # type: ignore[no-any-return]
+
+    def amin(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
+        return ops.amin(self, axis, keepdims, where, initial)  # type: ignore[no-any-return]
+
+    def var(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Any = None) -> Tensor:
+        return ops.var(self, axis, ddof, keepdims, where)  # type: ignore[no-any-return]
+
+    def std(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Any = None) -> Tensor:
+        return ops.std(self, axis, ddof, keepdims, where)  # type: ignore[no-any-return]
+
+    def norm(self, ord: float = 2, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return ops.norm(self, ord, axis, keepdims)  # type: ignore[no-any-return]
+
+    def logsumexp(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return ops.logsumexp(self, axis, keepdims)  # type: ignore[no-any-return]
+
+    def cumsum(self, axis: int | None = None) -> Tensor:
+        return ops.cumsum(self, axis)  # type: ignore[no-any-return]
+
+    def cumprod(self, axis: int | None = None) -> Tensor:
+        return ops.cumprod(self, axis)  # type: ignore[no-any-return]
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        return ops.argmax(self, axis, keepdims)  # type: ignore[no-any-return]
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        return ops.argmin(self, axis, keepdims)  # type: ignore[no-any-return]
+
+    def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return ops.any(self, axis, keepdims)  # type: ignore[no-any-return]
+
+    def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return ops.all(self, axis, keepdims)  # type: ignore[no-any-return]
+
+    def count_nonzero(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return ops.count_nonzero(self, axis, keepdims)  # type: ignore[no-any-return]
+
+    def reshape(self, *shape: Any) -> Tensor:
+        return ops.reshape(self, _shape(shape))  # type: ignore[no-any-return]
+
+    def transpose(self, *axes: Any) -> Tensor:
+        return ops.transpose(self, _shape(axes) if axes else None)  # type: ignore[no-any-return]
+
+    def permute_dims(self, axes: Any) -> Tensor:
+        return ops.permute_dims(self, axes)  # type: ignore[no-any-return]
+
+    def swapaxes(self, axis1: int, axis2: int) -> Tensor:
+        return ops.swapaxes(self, axis1, axis2)  # type: ignore[no-any-return]
+
+    def moveaxis(self, source: Any, destination: Any) -> Tensor:
+        return ops.moveaxis(self, source, destination)  # type: ignore[no-any-return]
+
+    def squeeze(self, axis: Axes = None) -> Tensor:
+        return ops.squeeze(self, axis)  # type: ignore[no-any-return]
+
+    def expand_dims(self, axis: Axes = 0) -> Tensor:
+        return ops.expand_dims(self, axis)  # type: ignore[no-any-return]
+
+    def broadcast_to(self, shape: Any) -> Tensor:
+        return ops.broadcast_to(self, shape)  # type: ignore[no-any-return]
+
+    def flatten(self) -> Tensor:
+        return ops.ravel(self)  # type: ignore[no-any-return]
+
+    def flip(self, axis: Axes = None) -> Tensor:
+        return ops.flip(self, axis)  # type: ignore[no-any-return]
+
+    def roll(self, shift: Any, axis: Axes = None) -> Tensor:
+        return ops.roll(self, shift, axis)  # type: ignore[no-any-return]
+
+    def rot90(self, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
+        return ops.rot90(self, k, axes)  # type: ignore[no-any-return]
+
+    def tile(self, reps: Any) -> Tensor:
+        return ops.tile(self, reps)  # type: ignore[no-any-return]
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
+        return ops.repeat(self, repeats, axis)  # type: ignore[no-any-return]
+
+    def pad(self, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
+        return ops.pad(self, pad_width, mode, constant_values)  # type: ignore[no-any-return]
+
+    def tril(self, k: int = 0) -> Tensor:
+        return ops.tril(self, k)  # type: ignore[no-any-return]
+
+    def triu(self, k: int = 0) -> Tensor:
+        return ops.triu(self, k)  # type: ignore[no-any-return]
+
+    def diag(self, k: int = 0) -> Tensor:
+        return ops.diag(self, k)  # type: ignore[no-any-return]
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+        return ops.diagonal(self, offset, axis1, axis2)  # type: ignore[no-any-return]
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+        return ops.trace(self, offset, axis1, axis2)  # type: ignore[no-any-return]
+
+    def split(self, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
+        return ops.split(self, indices_or_sections, axis)  # type: ignore[no-any-return]
+
+    def array_split(self, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
+        return ops.array_split(self, indices_or_sections, axis)  # type: ignore[no-any-return]
+
+    def take(self, indices: Any, axis: int | None = None) -> Tensor:
+        return ops.take(self, indices, axis)  # type: ignore[no-any-return]
+
+    def take_along_axis(self, indices: Any, axis: int = -1) -> Tensor:
+        return ops.take_along_axis(self, indices, axis)  # type: ignore[no-any-return]
+
+    def put_along_axis(self, indices: Any, values: Any, axis: int = -1) -> Tensor:
+        return ops.put_along_axis(self, indices, values, axis)  # type: ignore[no-any-return]
+
+    def scatter_add(self, indices: Any, values: Any, axis: int = -1) -> Tensor:
+        return ops.scatter_add(self, indices, values, axis)  # type: ignore[no-any-return]
+
+    def sort(self, axis: int = -1) -> Tensor:
+        return ops.sort(self, axis)  # type: ignore[no-any-return]
+
+    def argsort(self, axis: int = -1) -> Tensor:
+        return ops.argsort(self, axis)  # type: ignore[no-any-return]
+
+    def topk(self, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
+        return ops.topk(self, k, axis)  # type: ignore[no-any-return]
+
+    def tensordot(self, other: Any, axes: Any = 2) -> Tensor:
+        return ops.tensordot(self, other, axes)  # type: ignore[no-any-return]
+
+    def stop_gradient(self) -> Tensor:
+        return ops.stop_gradient(self)  # type: ignore[no-any-return]
+
+    def astype(self, dtype: DType) -> Tensor:
+        """The numbers in another dtype; a gradient flows through between floating-point ones."""
+        return ops.astype(self, as_dtype(dtype))  # type: ignore[no-any-return]
+
+    def to(self, device: str) -> Tensor:
+        """The tensor on ``device`` (``cpu``, ``cuda``, ``cuda:N``), itself where it is there already."""
+        if not isinstance(device, str) or device.startswith(("float", "int", "bfloat")):
+            raise CallError("a device: 'cpu', 'cuda' or 'cuda:N'", repr(device), "astype() changes the dtype")
+        device = check_device(device)
+        return self if device == self.device else ops.transfer(self, device)  # type: ignore[no-any-return]
+
+
+core.connect(Tensor)
+
+
+# ---- making tensors -------------------------------------------------------------------------------------------------
+
+
+def _as_array(data: Any, dtype: DType, device: str | None, copy: bool) -> Array:
+    """``data`` as an array of a supported dtype on ``device``; a copy of it, or itself where nothing must change."""
+    data = data._data if isinstance(data, Tensor) else data
+    wanted = None if dtype is None else as_dtype(dtype)
+    if not is_array(data):
+        try:
+            data = np.array(data, dtype=wanted)
+        except (ValueError, TypeError) as error:
+            hint = "use minigrad.stack for a list of tensors"
+            raise DTypeError("numbers, or nested lists of them of equal lengths", str(error), hint) from None
+        copy = False
+    if data.dtype.kind not in "biuf" and data.dtype.name != "bfloat16":
+        raise DTypeError("booleans, integers or real numbers", f"dtype {data.dtype}", complaint(data.dtype.kind))
+    if device is not None:
+        moved = to_device(data, check_device(device))
+        copy, data = copy and moved is data, moved
+    if wanted is not None and data.dtype != wanted:
+        return data.astype(wanted)
+    return data.copy() if copy else data
+
+
+def asarray(data: Any, dtype: DType = None, device: str | None = None) -> Tensor:
+    """A Tensor that shares the memory of ``data`` where dtype and device allow; a Tensor is returned as it is.
+
+    >>> a = np.zeros(2); t = asarray(a); a[0] = 1.0; print(t.data)
+    [1. 0.]
+    """
+    if isinstance(data, Tensor) and dtype is None and device is None:
+        return data
+    return Tensor._wrap(_as_array(data, dtype, device, copy=False))
+
+
+def from_dlpack(source: Any) -> Tensor:
+    """A Tensor that shares the memory of any array with ``__dlpack__``: NumPy, CuPy, torch, JAX.
+
+    >>> print(from_dlpack(np.ones(2)).data)
+    [1. 1.]
+    """
+    if not hasattr(source, "__dlpack__"):
+        raise DTypeError("an object with __dlpack__", type(source).__name__, "asarray takes lists and numbers")
+    kind, number = source.__dlpack_device__()
+    with use_device("cpu" if kind == 1 else check_device(f"cuda:{number}")) as xp:
+        return asarray(xp.from_dlpack(source))
+
+
+def full(
+    shape: Any, value: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False
+) -> Tensor:
+    """A tensor with ``value`` everywhere; float32 unless told.
+
+    >>> print(full(2, 7.0).data)
+    [7. 7.]
+    """
+    with use_device(check_device(device)) as xp:
+        tensor = Tensor._wrap(xp.full(shape, value, dtype=as_dtype(dtype)))
+    tensor.requires_grad = requires_grad
+    return tensor
+
+
+def zeros(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
+    """A tensor of zeros; float32 unless told.
+
+    >>> zeros((2, 3)).shape
+    (2, 3)
+    """
+    return full(shape, 0, dtype, device, requires_grad)
+
+
+def ones(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
+    """A tensor of ones; float32 unless told.
+
+    >>> ones((2, 3)).shape
+    (2, 3)
+    """
+    return full(shape, 1, dtype, device, requires_grad)
+
+
+def arange(start: Any, stop: Any = None, step: Any = 1, dtype: DType = None, device: str | None = None) -> Tensor:
+    """Numbers from ``start`` (or 0) up to but without ``stop`` in steps, with NumPy's dtype: integers from integers.
+
+    >>> print(arange(3).data)
+    [0 1 2]
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    with use_device(check_device(device)) as xp:
+        return Tensor._wrap(xp.arange(first, last, step, dtype=None if dtype is None else as_dtype(dtype)))
+
+
+def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = np.float32, device: str | None = None) -> Tensor:
+    """An ``n × m`` matrix with ones on its ``k``-th diagonal; float32 unless told.
+
+    >>> print(eye(2).data)
+    [[1. 0.]
+     [0. 1.]]
+    """
+    with use_device(check_device(device)) as xp:
+        return Tensor._wrap(xp.eye(n, m, k, dtype=as_dtype(dtype)))
+
+
+# ---- helpers --------------------------------------------------------------------------------------------------------
+
+
+def _shape(given: Sequence[Any]) -> Any:
+    """The shape meant by ``reshape(2, 3)`` as by ``reshape((2, 3))``."""
+    return given[0] if len(given) == 1 and not isinstance(given[0], int | np.integer) else tuple(given)
+
+
+def _operand(other: Any) -> Any:
+    return other._data if isinstance(other, Tensor) else other
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with the Tensors in it replaced by arrays."""
+    if isinstance(value, Tensor):
+        return value._data
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(part) for part in value)
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, name: str | None) -> Tensor:
+    tensor = kind.__new__(kind)
+    tensor._fill(array)
+    tensor._requires_grad, tensor.name = requires_grad, name
+    return tensor
+
+
+def _compare(name: str) -> Callable[[Any, Any], Tensor]:
+    ufunc = getattr(np, name)
+    return lambda x, y: Tensor._wrap(ufunc(_operand(x), _operand(y)))
+
+
+# NumPy functions that look at numbers and make none that a gradient could flow through.
+INSPECTING = frozenset(
+    "shape ndim size allclose isclose array_equal array_equiv array_repr array_str array2string iscomplexobj "
+    "isrealobj result_type can_cast may_share_memory shares_memory copyto searchsorted nonzero".split()
+)
+_COMPARISONS = "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor".split()
+_OWN = {name: operation for name, operation in core.REGISTRY.items() if hasattr(np, name)}
+NUMPY_UFUNCS: dict[str, Any] = _OWN | {name: _compare(name) for name in _COMPARISONS}
+NUMPY_FUNCTIONS: dict[str, Any] = _OWN | {
+    "norm": ops.norm, "zeros_like": lambda t: Tensor._wrap(ops.zeros_like(t)), "copy": lambda t: t.copy(),
+    "ones_like": lambda t: Tensor._wrap(ops.zeros_like(t) + 1), "split": ops.split,
+}  # fmt: skip

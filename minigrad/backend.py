@@ -47,7 +47,7 @@ def is_array(value: Any) -> bool:
 
 def is_floating(dtype: Any) -> bool:
     """Whether a NumPy dtype is a real floating-point one, bfloat16 included."""
-    return dtype.kind == "f" or dtype.name == "bfloat16"
+    return bool(dtype.kind == "f" or dtype.name == "bfloat16")
 
 
 def accumulator(dtype: Any) -> Any:

@@ -1,13 +1,13 @@
 """The backward pass: nodes by descending creation number, no recursion, each node freed as soon as it was used.
 
-``backward`` adds gradients to the leaves, ``grad`` returns them; both are one :class:`_Pass`.
+``backward`` adds gradients to the leaves, ``grad`` returns them; both are one :class:`Pass`.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def unbroadcast(g: Any, shape: tuple[int, ...]) -> Any:
     return g.sum(axis=axes).reshape(shape)
 
 
-class _Pass:
+class Pass:
     """One backward pass: gradients wait in ``pending`` until every consumer of their node has delivered.
 
     A node's consumers have higher creation numbers, so taking nodes from a heap by descending number meets each node
@@ -37,9 +37,11 @@ class _Pass:
     are added to it in place.
     """
 
-    def __init__(self, create_graph: bool, retain_graph: bool, targets: set[Any] | None) -> None:
+    def __init__(self, create_graph: bool, retain_graph: bool, targets: set[Any] | None, through: bool = True) -> None:
         self.create_graph, self.retain_graph, self.targets = create_graph, retain_graph, targets
-        self.useful: set[Any] | None = None
+        self.through = through  # whether to go on behind a target, to targets that it was made from
+        self.leading: set[Any] | None = None  # with targets: the nodes through which one can be reached
+        self.useful: set[Any] | None = None  # those and the targets
         self.pending: dict[Any, Any] = {}
         self.owned: set[Any] = set()
         self.heap: list[tuple[int, Node]] = []
@@ -48,9 +50,10 @@ class _Pass:
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
         if self.targets is not None:
-            self.useful = _leading_to(self.targets, [edge for edge, _ in roots])
+            self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.through)
+            self.useful = self.leading | self.targets
         for edge, g in roots:
-            self.deliver(edge, g, fresh=False)
+            self.wait(edge, g)
         while self.heap:
             node = heapq.heappop(self.heap)[1]
             g = self.pending.pop(node)
@@ -59,7 +62,7 @@ class _Pass:
                 g = _hooked(node.hooks, g)
             if self.targets is not None and node in self.targets:
                 self.found[node] = g
-            if self.useful is None or node in self.useful:
+            if self.leading is None or node in self.leading:
                 self.visit(node, g)
         for leaf in [edge for edge in self.pending if isinstance(edge, core.Tensor)]:
             g = _hooked(leaf._hooks or (), self.pending[leaf])
@@ -82,10 +85,17 @@ class _Pass:
                 observer.backward(node, g, gradients, seconds)
         if not self.retain_graph:
             node.release()
-        for k, (edge, gradient) in enumerate(zip(parents, gradients, strict=True)):
-            if gradient is not None and (self.useful is None or edge in self.useful or edge in self.targets):  # type: ignore[operator]
-                fitted = gradient if type(gradient) is tuple else self.fit(node.primitive, edge, gradient)
-                self.deliver(edge, fitted, fresh=_is_fresh(fitted, g, residuals, gradients[:k]))
+        for k, edge in enumerate(parents):
+            gradient = gradients[k]
+            if gradient is None or not (self.useful is None or edge in self.useful):
+                continue
+            if type(gradient) is not tuple:
+                gradient = self.fit(node.primitive, edge, gradient)
+            if isinstance(edge, Node) or self.targets is not None or edge._hooks:
+                self.wait(edge, gradient)
+            else:
+                fresh = edge.grad is None and _is_fresh(gradient, g, residuals, gradients[:k])
+                _accumulate(edge, gradient, fresh)
 
     def fit(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` with the shape and dtype of what it is the gradient of: broadcasting undone, anything else refused."""
@@ -98,23 +108,19 @@ class _Pass:
             g = unbroadcast(g, shape)
         return g if g.dtype == dtype else g.astype(dtype)
 
-    def deliver(self, edge: Any, g: Any, fresh: bool) -> None:
+    def wait(self, edge: Any, g: Any) -> None:
         """Add ``g`` to what waits at ``edge``."""
-        leaf = isinstance(edge, core.Tensor)
-        if leaf and self.targets is None and not edge._hooks:
-            _accumulate(edge, g, fresh)
-        elif edge not in self.pending:
+        before = self.pending.get(edge)
+        if before is None:
             self.pending[edge] = g
-            if not leaf:
+            if isinstance(edge, Node):
                 heapq.heappush(self.heap, (-edge.number, edge))
         elif type(g) is tuple:
-            before = self.pending[edge]
             self.pending[edge] = tuple(b if a is None else a for a, b in zip(before, g, strict=True))
         elif edge in self.owned:
-            before = self.pending[edge]
             before += g
         else:
-            self.pending[edge] = self.pending[edge] + g
+            self.pending[edge] = before + g
             if not self.create_graph and g.shape != ():  # a sum of shape () is a NumPy number, which has no place
                 self.owned.add(edge)
 
@@ -149,14 +155,21 @@ def _accumulate(leaf: Any, g: Any, fresh: bool) -> None:
         leaf.grad += g
 
 
-def _leading_to(targets: set[Any], roots: Sequence[Any]) -> set[Any]:
-    """The nodes from which one of ``targets`` can be reached, so that the pass need not visit the others."""
-    reachable, stack = set(), [root for root in roots if isinstance(root, Node)]
+def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node]:
+    """All nodes that ``roots`` were made from, themselves included, up to those where ``stop`` holds."""
+    found: set[Node] = set()
+    stack = [root for root in roots if isinstance(root, Node)]
     while stack:
         node = stack.pop()
-        if node not in reachable:
-            reachable.add(node)
+        if node not in found and not stop(node):
+            found.add(node)
             stack += [edge for edge in node.parents or () if isinstance(edge, Node)]
+    return found
+
+
+def _leading_to(targets: set[Any], roots: Sequence[Any], through: bool) -> set[Any]:
+    """The nodes from which one of ``targets`` can be reached, so that the pass need not visit the others."""
+    reachable = nodes_behind(roots, lambda node: not through and node in targets)
     useful: set[Any] = set()
     for node in sorted(reachable, key=lambda n: n.number):
         if node.parents is None or any(edge in targets or edge in useful for edge in node.parents):
@@ -190,7 +203,7 @@ def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None
     """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
     seed = _raw(_seed(out, gradient))
     with no_grad():
-        _Pass(False, retain_graph, None).run([(out._node or out, seed)])
+        Pass(False, retain_graph, None).run([(out._node or out, seed)])
 
 
 def grad(
@@ -223,7 +236,7 @@ def grad(
             raise GraphError(f"input {i} to be a Tensor with requires_grad=True", getattr(tensor, "_brief", str)())
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
     edges = [tensor._node or tensor for tensor in inputs]
-    work = _Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
+    work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
     roots = [(out._node or out, s if create_graph else _raw(s)) for out, s in zip(outputs, seeds, strict=True)]
     with enable_grad() if create_graph else no_grad():
         work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])

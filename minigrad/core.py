@@ -32,7 +32,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Node:
 
     __slots__ = ("dtype", "hooks", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions")
 
-    def __init__(self, primitive: Any, plan: Plan, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
+    def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
         self.number = next(_numbers)
         self.primitive = primitive
         self.plan = plan
@@ -320,23 +320,17 @@ class Primitive(Operation[P]):
         if self.view and out.base is not None and isinstance(values[0], Tensor):
             result._version = values[0]._version
         if plan is not None and is_floating(out.dtype):
-            result._node = node = self._node(plan, values, raw, out, extras, out.shape, out.dtype)
-            result._requires_grad = True
+            node = self._node(plan, values, raw, out, extras, out.shape, out.dtype)
+            attach(result, node)
             if plan.watches_out:
                 node.versions.append((result._version, result._version[0], -1))
         return result
 
     def _record_several(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> tuple[Any, ...]:
-        """A tuple of Tensors, each the ``pick`` of its place in the tuple that the Node stands for."""
         results = tuple(Tensor._wrap(piece) for piece in out)
         if plan is not None:
             shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
-            node = self._node(plan, values, raw, out, extras, shapes, dtypes)
-            for place, result in enumerate(results):
-                if is_floating(result.dtype):
-                    residuals = [place, len(results)]
-                    result._node = Node(_pick, _pick_plan, (node,), residuals, result.shape, result.dtype)
-                    result._requires_grad = True
+            attach_several(results, self._node(plan, values, raw, out, extras, shapes, dtypes))
         return results
 
     def _node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
@@ -426,14 +420,14 @@ class Primitive(Operation[P]):
         """The residuals with Tensors, connected to the graph, in place of the arrays through which a gradient flows."""
         residuals = list(node.residuals)
         for k, index in node.plan.lifts:
-            residuals[k] = _connected(residuals[k], node.parents[index])
+            residuals[k] = connected(residuals[k], node.parents[index])
         for k, name in enumerate(node.plan.names):
             if name == "out":
                 several = type(residuals[k]) is tuple
-                residuals[k] = residuals[k] if several else _connected(residuals[k], node)
+                residuals[k] = residuals[k] if several else connected(residuals[k], node)
             elif self.sequence and self.position.get(name) == 0:
                 edges = dict(zip(node.plan.wrt, node.parents, strict=True))
-                residuals[k] = [_connected(a, edges[i]) if i in edges else a for i, a in enumerate(residuals[k])]
+                residuals[k] = [connected(a, edges[i]) if i in edges else a for i, a in enumerate(residuals[k])]
         return residuals
 
 
@@ -449,13 +443,22 @@ def _dtype_of(value: Any) -> Any:
 _FACTS: dict[str, Callable[[Any], Any]] = {"shape": np.shape, "dtype": _dtype_of, "device": device_of}
 
 
-def _connected(array: Any, edge: Any) -> Any:
+def attach(result: Any, node: Node) -> Any:
+    """Make ``node`` the origin of the Tensor ``result``."""
+    result._node, result._requires_grad = node, True
+    return result
+
+
+def attach_several(results: Sequence[Any], node: Node) -> None:
+    """Make ``node`` the origin of several Tensors, each through a node that picks its place."""
+    for place, result in enumerate(results):
+        if is_floating(result.dtype):
+            attach(result, Node(_pick, _pick_plan, (node,), [place, len(results)], result.shape, result.dtype))
+
+
+def connected(array: Any, edge: Any) -> Any:
     """``array`` as the Tensor that ``edge``, a Node or a leaf, stands for."""
-    if isinstance(edge, Tensor):
-        return edge
-    tensor = Tensor._wrap(array)
-    tensor._node, tensor._requires_grad = edge, True
-    return tensor
+    return edge if isinstance(edge, Tensor) else attach(Tensor._wrap(array), edge)
 
 
 def register(made: O) -> O:
@@ -469,7 +472,11 @@ def composite(**facts: Any) -> Callable[[Callable[P, Any]], Composite[P]]:
     return lambda function: register(Composite(function, **facts))
 
 
-def primitive(function: Callable[P, Any] | None = None, **facts: Any) -> Any:
+@overload
+def primitive(function: Callable[P, Any]) -> Primitive[P]: ...
+@overload
+def primitive(**facts: Any) -> Callable[[Callable[P, Any]], Primitive[P]]: ...
+def primitive(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
     """Make a function on arrays a registered :class:`Primitive`: ``@primitive`` or ``@primitive(view=True, ...)``.
 
     >>> import minigrad as mg
@@ -498,7 +505,11 @@ def explain(name: str, raw: Sequence[Any], error: Exception) -> MiniGradError:
     seen = ", ".join(f"{a.dtype} {a.shape}" for a in arrays) or ", ".join(type(value).__name__ for value in raw)
     if len(devices) > 1:
         return DeviceError(f"arrays of one device in {name!r}", f"{seen} on {' and '.join(devices)}", "move with .to()")
-    kinds = [(np.exceptions.AxisError, AxisError), (IndexError, IndexRangeError), (TypeError, DTypeError)]
+    kinds: list[tuple[type[Exception], type[MiniGradError]]] = [
+        (np.exceptions.AxisError, AxisError),
+        (IndexError, IndexRangeError),
+        (TypeError, DTypeError),
+    ]
     kind: type[MiniGradError] = next((ours for theirs, ours in kinds if isinstance(error, theirs)), ShapeError)
     return kind(f"arguments that fit {name!r}", f"{seen}: {error}")
 

@@ -70,6 +70,10 @@ class AttributeHintError(MiniGradError, AttributeError):
     """A name that another library uses for something that minigrad calls differently."""
 
 
+class GradientError(MiniGradError, AssertionError):
+    """A derivative that central differences contradict, or that they can't be asked about."""
+
+
 class CallError(MiniGradError, TypeError):
     """A call whose arguments don't match the signature of the function."""
 

@@ -1,6 +1,8 @@
 """Transforms of functions: gradients, products with Jacobians and Hessians, recomputation to save memory.
 
-Each takes a function of Tensors (or arrays) and works on fresh leaves, so nothing is left in anybody's ``.grad``.
+Each calls ``fn`` on its arguments as Tensors (arrays and numbers become Tensors) and leaves nobody's ``.grad`` changed.
+Results for one argument are a Tensor, for several a tuple. They nest: where an argument, or a tensor that ``fn`` reads
+from outside, belongs to a graph that is being recorded, the results belong to it too.
 """
 
 from __future__ import annotations
@@ -10,8 +12,313 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import ops
-from minigrad.backward import grad
-from minigrad.errors import ArgumentError, GraphError, ShapeError
-from minigrad.recording import enable_grad
-from minigrad.tensor import Tensor, asarray
+from minigrad import ops, random
+from minigrad.backend import array_module, is_floating
+from minigrad.backward import Pass, grad, nodes_behind
+from minigrad.core import Node, Plan, attach, attach_several, connected
+from minigrad.creation import asarray
+from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.recording import enable_grad, is_grad_enabled
+from minigrad.tensor import Tensor
+
+Function = Callable[..., Any]
+
+
+# ---- arguments and results ------------------------------------------------------------------------------------------
+
+
+class _Variable(Tensor):
+    """A leaf that a transform made, and when: what was made while a function ran is no outer graph to it."""
+
+    __slots__ = ("birth",)
+    birth: int
+
+
+def _now() -> int:
+    return Node(None, None, None, None, (), None).number
+
+
+def _variable(value: Any) -> Tensor:
+    """``value`` as something to differentiate by: a new leaf, or a new result of a tensor that is being recorded."""
+    tensor = asarray(value)
+    if tensor.requires_grad and is_grad_enabled():
+        return ops.reshape(tensor, tensor.shape)  # type: ignore[no-any-return]
+    if not is_floating(tensor.dtype):
+        raise DTypeError("floating-point arguments to differentiate by", str(tensor.dtype), "write 1.0 for 1")
+    leaf = _Variable.__new__(_Variable)
+    leaf._fill(tensor.data)
+    leaf._requires_grad, leaf.birth = True, _now()
+    return leaf
+
+
+def _called(fn: Function, args: Sequence[Any], wanted: Sequence[int]) -> tuple[Any, list[Tensor], bool]:
+    """``fn`` on ``args``, those of ``wanted`` as variables; (result, the variables, does an outer graph go on here?)."""
+    outer = is_grad_enabled()
+    values = [_variable(a) if i in wanted else asarray(a) if _is_number(a) else a for i, a in enumerate(args)]
+    variables = [values[i] for i in wanted]
+    start = _now()
+    with enable_grad():
+        out = fn(*values)
+    results = out if isinstance(out, tuple | list) else (out,)
+    for result in results:
+        if not isinstance(result, Tensor):
+            raise DTypeError("a function that returns Tensors", type(result).__name__, "compute with minigrad")
+    edges = {v._node or v for v in variables}
+    behind = nodes_behind([r._node for r in results], lambda node: node in edges)
+    sources = {edge for node in behind for edge in node.parents} - edges
+    leaves = [e for e in sources if isinstance(e, Tensor) and not (isinstance(e, _Variable) and e.birth > start)]
+    foreign = bool(leaves) or any(v._node for v in variables)
+    return out, variables, outer and foreign
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic | float)
+
+
+def _grads(outs: Any, variables: list[Tensor], g: Any, create: bool, retain: bool = False) -> list[Tensor]:
+    """Gradients of ``outs`` with respect to the variables; zeros where nothing depends on one."""
+    pairs = [(o, s) for o, s in zip(outs, g, strict=True) if o.requires_grad]
+    if not pairs:
+        found: tuple[Any, ...] = (None,) * len(variables)
+    else:
+        found = grad(
+            [o for o, _ in pairs], variables, [s for _, s in pairs], retain or create, create, allow_unused=True
+        )
+    return [Tensor._wrap(ops.zeros_like(v)) if f is None else f for f, v in zip(found, variables, strict=True)]
+
+
+def _one_or_all(results: Sequence[Any], single: bool) -> Any:
+    return results[0] if single else tuple(results)
+
+
+def _detached(out: Any, connected: bool) -> Any:
+    if connected:
+        return out
+    return type(out)(o.detach() for o in out) if isinstance(out, tuple | list) else out.detach()
+
+
+def _tangents(variables: Sequence[Tensor], given: Any) -> list[Tensor]:
+    given = given if isinstance(given, tuple | list) else (given,)
+    if [np.shape(t) for t in given] != [v.shape for v in variables]:
+        raise ShapeError(f"vectors of the shapes {[v.shape for v in variables]}", str([np.shape(t) for t in given]))
+    return [
+        asarray(t, dtype=v.dtype) if not isinstance(t, Tensor) else t for t, v in zip(given, variables, strict=True)
+    ]
+
+
+def _several(args: Any) -> tuple[Any, ...]:
+    return tuple(args) if isinstance(args, tuple | list) else (args,)
+
+
+# ---- transforms -----------------------------------------------------------------------------------------------------
+
+
+def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Function:
+    """A function that returns ``fn``'s value, a scalar, and its gradient with respect to the arguments ``argnums``.
+
+    >>> value, slope = value_and_grad(lambda x: (x * x).sum())(np.array([1.0, 2.0]))
+    >>> print(value.item(), slope.data)
+    5.0 [2. 4.]
+    """
+    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def transformed(*args: Any) -> tuple[Any, Any]:
+        if any(not 0 <= i < len(args) for i in wanted):
+            raise ArgumentError(f"argnums among the {len(args)} arguments", str(argnums))
+        out, variables, nested = _called(fn, args, wanted)
+        _check_scalar(out)
+        found = _grads([out], variables, [None], nested)
+        return _detached(out, nested), _one_or_all(found, isinstance(argnums, int))
+
+    return transformed
+
+
+def _check_scalar(out: Any) -> None:
+    if not isinstance(out, Tensor) or out.size != 1:
+        raise ShapeError("a function that returns a scalar", str(getattr(out, "shape", type(out).__name__)), ".sum()?")
+
+
+def vjp(fn: Function, *args: Any) -> tuple[Any, Function]:
+    """``fn(*args)``, and a function that maps a gradient ``u`` of the result to ``uᵀ J``, as often as one likes.
+
+    >>> out, pullback = vjp(lambda x: x * x, np.array([1.0, 2.0]))
+    >>> print(pullback(np.array([1.0, 10.0])).data)
+    [ 2. 40.]
+    """
+    out, variables, nested = _called(fn, args, range(len(args)))
+    outs = _several(out)
+
+    def pullback(u: Any) -> Any:
+        seeds = [
+            asarray(s, dtype=o.dtype) if not isinstance(s, Tensor) else s
+            for s, o in zip(_several(u), outs, strict=True)
+        ]
+        again = nested or any(s.requires_grad for s in seeds)
+        return _one_or_all(_grads(outs, variables, seeds, again, retain=True), len(args) == 1)
+
+    return _detached(out, nested), pullback
+
+
+def jvp(fn: Function, args: Any, tangents: Any) -> tuple[Any, Any]:
+    """``fn(*args)`` and the product ``J t`` with tangents of the shapes of the arguments.
+
+    It is made of two reverse passes: ``u -> uᵀ J`` is linear in u, and the gradient of ``uᵀ J t`` by u is ``J t``.
+
+    >>> out, product = jvp(lambda x: x * x, np.array([1.0, 2.0]), np.array([1.0, 10.0]))
+    >>> print(product.data)
+    [ 2. 40.]
+    """
+    args = _several(args)
+    out, variables, nested = _called(fn, args, range(len(args)))
+    outs, t = _several(out), _tangents(variables, tangents)
+    dummies = [Tensor._wrap(ops.zeros_like(o)) for o in outs]
+    for dummy in dummies:
+        dummy.requires_grad = True
+    with enable_grad():
+        pulled = _grads(outs, variables, dummies, create=True)
+    nested = nested or (is_grad_enabled() and any(v.requires_grad for v in t))
+    products = _grads(pulled, dummies, t, nested)
+    return _detached(out, nested), _one_or_all(products, not isinstance(out, tuple | list))
+
+
+def hvp(fn: Function, args: Any, vectors: Any) -> tuple[Any, Any]:
+    """``fn(*args)``, a scalar, and the product ``H v`` of its Hessian with vectors of the shapes of the arguments.
+
+    >>> out, product = hvp(lambda x: (x**3).sum(), np.array([1.0, 2.0]), np.array([1.0, 1.0]))
+    >>> print(product.data)
+    [ 6. 12.]
+    """
+    args = _several(args)
+    out, variables, nested = _called(fn, args, range(len(args)))
+    _check_scalar(out)
+    v = _tangents(variables, vectors)
+    with enable_grad():
+        slopes = _grads([out], variables, [None], create=True)
+    nested = nested or (is_grad_enabled() and any(vector.requires_grad for vector in v))
+    products = _grads(slopes, variables, v, nested)
+    return _detached(out, nested), _one_or_all(products, len(args) == 1)
+
+
+def jacobian(fn: Function, *args: Any) -> Any:
+    """All partial derivatives: for each argument an array of shape ``out.shape + arg.shape``, one pass for each row.
+
+    >>> print(jacobian(lambda x: x * x, np.array([1.0, 2.0])).data)
+    [[2. 0.]
+     [0. 4.]]
+    """
+    out, variables, nested = _called(fn, args, range(len(args)))
+    if not isinstance(out, Tensor):
+        raise DTypeError("a function that returns one Tensor", type(out).__name__)
+    rows: list[list[Tensor]] = []
+    for k in range(out.size):
+        unit = array_module(out._data).zeros(out.size, out.dtype)
+        unit[k] = 1
+        rows.append(_grads([out], variables, [Tensor._wrap(unit.reshape(out.shape))], nested, retain=True))
+    blocks = [_stacked([row[i] for row in rows], out, v) for i, v in enumerate(variables)]
+    return _one_or_all(blocks, len(args) == 1)
+
+
+def _stacked(rows: list[Tensor], out: Tensor, variable: Tensor) -> Tensor:
+    shape = out.shape + variable.shape
+    if not rows:
+        return Tensor._wrap(array_module(variable._data).zeros(shape, variable.dtype))
+    return ops.reshape(ops.stack(rows), shape)  # type: ignore[no-any-return]
+
+
+def hessian(fn: Function, *args: Any) -> Any:
+    """All second derivatives of a scalar function: ``arg.shape + arg.shape``, or a tuple of tuples for several args.
+
+    >>> print(hessian(lambda x: (x**3).sum(), np.array([1.0, 2.0])).data)
+    [[ 6.  0.]
+     [ 0. 12.]]
+    """
+
+    def slope(i: int) -> Function:
+        return lambda *values: value_and_grad(fn, i)(*values)[1]
+
+    rows = [jacobian(slope(i), *args) for i in range(len(args))]
+    return rows[0] if len(args) == 1 else tuple(rows)
+
+
+# ---- recomputation --------------------------------------------------------------------------------------------------
+
+
+class _Recompute:
+    """The primitive of a checkpoint: its backward rule runs the function again and differentiates that."""
+
+    name, view, elementwise, sequence = "checkpoint", False, False, False
+
+    def __init__(self, fn: Function, args: Sequence[Any], edges: list[Any], state: dict[str, Any]) -> None:
+        self.fn, self.args, self.edges, self.state = fn, args, edges, state
+        self.position = {f"input {i}": i for i in range(len(edges))}
+
+    def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
+        """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
+        now = random.get_state()
+        random.set_state(self.state)
+        try:
+            with enable_grad():
+                out = self.fn(*[make() for make in self.args])
+        finally:
+            random.set_state(now)
+        outs, gradients = _several(out), g if isinstance(g, tuple) else (g,)
+        work = Pass(create_graph, create_graph, set(self.edges), through=False)
+        work.run([(o._node or o, s) for o, s in zip(outs, gradients, strict=True) if o.requires_grad])
+        return [work.found.get(edge) for edge in self.edges]
+
+
+def checkpoint(fn: Function, *args: Any) -> Any:
+    """``fn(*args)``, of which nothing but the arguments is kept: the backward pass computes the rest once more.
+
+    Costs a second forward pass of ``fn``, saves all that it would have kept. Gradients reach the arguments and every
+    tensor that ``fn`` reads from outside, such as weights. Random numbers of ``minigrad.random`` are drawn again alike.
+
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> checkpoint(lambda v: ops.exp(v * v), x).sum().backward(); print(x.grad.round(3))
+    [  5.437 218.393]
+    """
+    if not is_grad_enabled():
+        return fn(*args)
+    state = random.get_state()
+    start = _now()
+    out = fn(*args)
+    outs = _several(out)
+    if not all(isinstance(o, Tensor) for o in outs):
+        raise DTypeError("a function that returns Tensors", type(out).__name__)
+    edges = _sources([o._node or o for o in outs if o.requires_grad], start)
+    if not edges:
+        return out
+    node = Node(
+        _Recompute(fn, [_again(a) for a in args], edges, state),
+        Plan(tuple(range(len(edges))), (), (), (), (), False, ()),
+        tuple(edges),
+        [],
+        (),
+        None,
+    )
+    node.versions = [(e._version, e._version[0], i) for i, e in enumerate(edges) if isinstance(e, Tensor)]
+    results = [o.detach() for o in outs]
+    if isinstance(out, Tensor):
+        node.shape, node.dtype = out.shape, out.dtype
+        return attach(results[0], node)
+    node.shape, node.dtype = tuple(r.shape for r in results), tuple(r.dtype for r in results)
+    attach_several(results, node)
+    return type(out)(results)
+
+
+def _sources(roots: Sequence[Any], start: int) -> list[Any]:
+    """The leaves, and the nodes older than ``start``, from which the gradient of a function's results comes."""
+
+    def older(edge: Any) -> bool:
+        return isinstance(edge, Tensor) or edge.number < start
+
+    inside = nodes_behind(roots, older)
+    return list(dict.fromkeys(e for edges in (roots, *(n.parents for n in inside)) for e in edges if older(e)))
+
+
+def _again(value: Any) -> Callable[[], Any]:
+    """A way to get the same argument once more without keeping the Tensor, which would keep its own history alive."""
+    if not isinstance(value, Tensor) or value._node is None:
+        return lambda: value
+    array, edge = value._data, value._node
+    return lambda: connected(array, edge)

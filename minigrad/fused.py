@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Fused(Primitive[P]):
 
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.definition = function
+        self.definition: Callable[..., Any] = function
         self.kernel: Callable[..., Any] | None = None
 
     def defforward(self, kernel: F) -> F:
@@ -77,7 +77,11 @@ class Fused(Primitive[P]):
         return list(grad(out, inputs, g, create_graph=True, allow_unused=True))
 
 
-def fused(function: Callable[P, Any] | None = None, **facts: Any) -> Any:
+@overload
+def fused(function: Callable[P, Any]) -> Fused[P]: ...
+@overload
+def fused(**facts: Any) -> Callable[[Callable[P, Any]], Fused[P]]: ...
+def fused(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
     """Make a definition in primitives a registered :class:`Fused`, to be given its kernels: ``@fused`` or ``@fused()``."""
     if function is None:
         return lambda f: core.register(Fused(f, **facts))

@@ -50,7 +50,7 @@ class _Recording:
         return wrapped  # type: ignore[return-value]
 
 
-def _generate(kind: type[_Recording], generator: Any) -> Iterator[Any]:
+def _generate(kind: type[_Recording], generator: Any) -> Any:
     """Run ``generator`` with the mode of ``kind`` inside its body, and the caller's mode between two items."""
     resume, message = generator.send, None
     try:

@@ -8,10 +8,24 @@ from typing import Any
 import numpy as np
 
 from minigrad import core, ops
-from minigrad.backend import Array, Axes, DType, array_module, as_dtype, check_device, complaint, device_of, is_array
-from minigrad.backend import is_floating, to_device, to_numpy, use_device
+from minigrad.backend import (
+    Array,
+    Axes,
+    DType,
+    array_module,
+    as_dtype,
+    check_device,
+    complaint,
+    device_of,
+    is_array,
+    is_floating,
+    to_device,
+    to_numpy,
+    use_device,
+)
 from minigrad.backward import backward
 from minigrad.errors import AttributeHintError, CallError, DTypeError, GraphError, ShapeError
+from minigrad.kernels.softmax import log_softmax, softmax
 
 # What people type out of habit from torch, and the name here.
 HABITS = {
@@ -68,7 +82,7 @@ class Tensor:
     name: str | None
 
     def __init__(self, data: Any, requires_grad: bool = False, dtype: DType = None, device: str | None = None) -> None:
-        self._fill(_as_array(data, dtype, device, copy=True))
+        self._fill(as_array(data, dtype, device, copy=True))
         self.requires_grad = requires_grad
 
     def _fill(self, array: Array) -> None:
@@ -120,7 +134,7 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """The length of each axis."""
-        return self._data.shape  # type: ignore[no-any-return]
+        return self._data.shape
 
     @property
     def dtype(self) -> Any:
@@ -130,12 +144,12 @@ class Tensor:
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return self._data.ndim  # type: ignore[no-any-return]
+        return self._data.ndim
 
     @property
     def size(self) -> int:
         """The number of elements."""
-        return self._data.size  # type: ignore[no-any-return]
+        return self._data.size
 
     @property
     def device(self) -> str:
@@ -145,7 +159,7 @@ class Tensor:
     @property
     def T(self) -> Tensor:
         """The tensor with its axes reversed."""
-        return ops.transpose(self)  # type: ignore[no-any-return]
+        return ops.transpose(self)
 
     def _brief(self) -> str:
         name = f" {self.name!r}" if self.name else ""
@@ -201,7 +215,7 @@ class Tensor:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The numbers as a NumPy array: shared on the CPU, copied from a GPU."""
-        return to_numpy(self._data)  # type: ignore[no-any-return]
+        return to_numpy(self._data)
 
     def item(self) -> Any:
         """The only element as a Python number."""
@@ -215,7 +229,7 @@ class Tensor:
 
     def copy(self) -> Tensor:
         """The same numbers in new memory; a gradient flows through."""
-        return ops.add(self, 0)  # type: ignore[no-any-return]
+        return ops.astype(self, self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         array = to_numpy(self._data)
@@ -299,7 +313,7 @@ class Tensor:
         return format(self.item(), spec) if spec and self.size == 1 else format(repr(self), spec)
 
     def __getitem__(self, index: Any) -> Tensor:
-        return ops.getitem(self, index)  # type: ignore[no-any-return]
+        return ops.getitem(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if self._requires_grad:
@@ -311,55 +325,55 @@ class Tensor:
     # ---- operators ----
 
     def __add__(self, other: Any) -> Tensor:
-        return ops.add(self, other)  # type: ignore[no-any-return]
+        return ops.add(self, other)
 
     def __radd__(self, other: Any) -> Tensor:
-        return ops.add(other, self)  # type: ignore[no-any-return]
+        return ops.add(other, self)
 
     def __sub__(self, other: Any) -> Tensor:
-        return ops.subtract(self, other)  # type: ignore[no-any-return]
+        return ops.subtract(self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
-        return ops.subtract(other, self)  # type: ignore[no-any-return]
+        return ops.subtract(other, self)
 
     def __mul__(self, other: Any) -> Tensor:
-        return ops.multiply(self, other)  # type: ignore[no-any-return]
+        return ops.multiply(self, other)
 
     def __rmul__(self, other: Any) -> Tensor:
-        return ops.multiply(other, self)  # type: ignore[no-any-return]
+        return ops.multiply(other, self)
 
     def __truediv__(self, other: Any) -> Tensor:
-        return ops.divide(self, other)  # type: ignore[no-any-return]
+        return ops.divide(self, other)
 
     def __rtruediv__(self, other: Any) -> Tensor:
-        return ops.divide(other, self)  # type: ignore[no-any-return]
+        return ops.divide(other, self)
 
     def __pow__(self, other: Any) -> Tensor:
-        return ops.power(self, other)  # type: ignore[no-any-return]
+        return ops.power(self, other)
 
     def __rpow__(self, other: Any) -> Tensor:
-        return ops.power(other, self)  # type: ignore[no-any-return]
+        return ops.power(other, self)
 
     def __matmul__(self, other: Any) -> Tensor:
-        return ops.matmul(self, other)  # type: ignore[no-any-return]
+        return ops.matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Tensor:
-        return ops.matmul(other, self)  # type: ignore[no-any-return]
+        return ops.matmul(other, self)
 
     def __mod__(self, other: Any) -> Tensor:
-        return ops.remainder(self, other)  # type: ignore[no-any-return]
+        return ops.remainder(self, other)
 
     def __rmod__(self, other: Any) -> Tensor:
-        return ops.remainder(other, self)  # type: ignore[no-any-return]
+        return ops.remainder(other, self)
 
     def __neg__(self) -> Tensor:
-        return ops.negative(self)  # type: ignore[no-any-return]
+        return ops.negative(self)
 
     def __pos__(self) -> Tensor:
         return self
 
     def __abs__(self) -> Tensor:
-        return ops.absolute(self)  # type: ignore[no-any-return]
+        return ops.absolute(self)
 
     # Comparisons and logic give plain boolean tensors, without a derivative.
 
@@ -396,357 +410,363 @@ class Tensor:
     # ---- operations ----
 
     def absolute(self) -> Tensor:
-        return ops.absolute(self)  # type: ignore[no-any-return]
+        return ops.absolute(self)
 
     def abs(self) -> Tensor:
-        return ops.absolute(self)  # type: ignore[no-any-return]
+        return ops.absolute(self)
 
     def sign(self) -> Tensor:
-        return ops.sign(self)  # type: ignore[no-any-return]
+        return ops.sign(self)
 
     def sqrt(self) -> Tensor:
-        return ops.sqrt(self)  # type: ignore[no-any-return]
+        return ops.sqrt(self)
 
     def square(self) -> Tensor:
-        return ops.square(self)  # type: ignore[no-any-return]
+        return ops.square(self)
 
     def reciprocal(self) -> Tensor:
-        return ops.reciprocal(self)  # type: ignore[no-any-return]
+        return ops.reciprocal(self)
 
     def negative(self) -> Tensor:
-        return ops.negative(self)  # type: ignore[no-any-return]
+        return ops.negative(self)
 
     def exp(self) -> Tensor:
-        return ops.exp(self)  # type: ignore[no-any-return]
+        return ops.exp(self)
 
     def expm1(self) -> Tensor:
-        return ops.expm1(self)  # type: ignore[no-any-return]
+        return ops.expm1(self)
 
     def exp2(self) -> Tensor:
-        return ops.exp2(self)  # type: ignore[no-any-return]
+        return ops.exp2(self)
 
     def log(self) -> Tensor:
-        return ops.log(self)  # type: ignore[no-any-return]
+        return ops.log(self)
 
     def log1p(self) -> Tensor:
-        return ops.log1p(self)  # type: ignore[no-any-return]
+        return ops.log1p(self)
 
     def log2(self) -> Tensor:
-        return ops.log2(self)  # type: ignore[no-any-return]
+        return ops.log2(self)
 
     def log10(self) -> Tensor:
-        return ops.log10(self)  # type: ignore[no-any-return]
+        return ops.log10(self)
 
     def sin(self) -> Tensor:
-        return ops.sin(self)  # type: ignore[no-any-return]
+        return ops.sin(self)
 
     def cos(self) -> Tensor:
-        return ops.cos(self)  # type: ignore[no-any-return]
+        return ops.cos(self)
 
     def tan(self) -> Tensor:
-        return ops.tan(self)  # type: ignore[no-any-return]
+        return ops.tan(self)
 
     def arcsin(self) -> Tensor:
-        return ops.arcsin(self)  # type: ignore[no-any-return]
+        return ops.arcsin(self)
 
     def arccos(self) -> Tensor:
-        return ops.arccos(self)  # type: ignore[no-any-return]
+        return ops.arccos(self)
 
     def arctan(self) -> Tensor:
-        return ops.arctan(self)  # type: ignore[no-any-return]
+        return ops.arctan(self)
 
     def sinh(self) -> Tensor:
-        return ops.sinh(self)  # type: ignore[no-any-return]
+        return ops.sinh(self)
 
     def cosh(self) -> Tensor:
-        return ops.cosh(self)  # type: ignore[no-any-return]
+        return ops.cosh(self)
 
     def tanh(self) -> Tensor:
-        return ops.tanh(self)  # type: ignore[no-any-return]
+        return ops.tanh(self)
 
     def arcsinh(self) -> Tensor:
-        return ops.arcsinh(self)  # type: ignore[no-any-return]
+        return ops.arcsinh(self)
 
     def arccosh(self) -> Tensor:
-        return ops.arccosh(self)  # type: ignore[no-any-return]
+        return ops.arccosh(self)
 
     def arctanh(self) -> Tensor:
-        return ops.arctanh(self)  # type: ignore[no-any-return]
+        return ops.arctanh(self)
 
     def sigmoid(self) -> Tensor:
-        return ops.sigmoid(self)  # type: ignore[no-any-return]
+        return ops.sigmoid(self)
 
     def erf(self) -> Tensor:
-        return ops.erf(self)  # type: ignore[no-any-return]
+        return ops.erf(self)
 
     def softplus(self) -> Tensor:
-        return ops.softplus(self)  # type: ignore[no-any-return]
+        return ops.softplus(self)
 
     def floor(self) -> Tensor:
-        return ops.floor(self)  # type: ignore[no-any-return]
+        return ops.floor(self)
 
     def ceil(self) -> Tensor:
-        return ops.ceil(self)  # type: ignore[no-any-return]
+        return ops.ceil(self)
 
     def trunc(self) -> Tensor:
-        return ops.trunc(self)  # type: ignore[no-any-return]
+        return ops.trunc(self)
 
     def isnan(self) -> Tensor:
-        return ops.isnan(self)  # type: ignore[no-any-return]
+        return ops.isnan(self)
 
     def isinf(self) -> Tensor:
-        return ops.isinf(self)  # type: ignore[no-any-return]
+        return ops.isinf(self)
 
     def isfinite(self) -> Tensor:
-        return ops.isfinite(self)  # type: ignore[no-any-return]
+        return ops.isfinite(self)
 
     def ravel(self) -> Tensor:
-        return ops.ravel(self)  # type: ignore[no-any-return]
+        return ops.ravel(self)
 
     def add(self, other: Any) -> Tensor:
-        return ops.add(self, other)  # type: ignore[no-any-return]
+        return ops.add(self, other)
 
     def subtract(self, other: Any) -> Tensor:
-        return ops.subtract(self, other)  # type: ignore[no-any-return]
+        return ops.subtract(self, other)
 
     def multiply(self, other: Any) -> Tensor:
-        return ops.multiply(self, other)  # type: ignore[no-any-return]
+        return ops.multiply(self, other)
 
     def divide(self, other: Any) -> Tensor:
-        return ops.divide(self, other)  # type: ignore[no-any-return]
+        return ops.divide(self, other)
 
     def power(self, other: Any) -> Tensor:
-        return ops.power(self, other)  # type: ignore[no-any-return]
+        return ops.power(self, other)
 
     def maximum(self, other: Any) -> Tensor:
-        return ops.maximum(self, other)  # type: ignore[no-any-return]
+        return ops.maximum(self, other)
 
     def minimum(self, other: Any) -> Tensor:
-        return ops.minimum(self, other)  # type: ignore[no-any-return]
+        return ops.minimum(self, other)
 
     def fmax(self, other: Any) -> Tensor:
-        return ops.fmax(self, other)  # type: ignore[no-any-return]
+        return ops.fmax(self, other)
 
     def fmin(self, other: Any) -> Tensor:
-        return ops.fmin(self, other)  # type: ignore[no-any-return]
+        return ops.fmin(self, other)
 
     def logaddexp(self, other: Any) -> Tensor:
-        return ops.logaddexp(self, other)  # type: ignore[no-any-return]
+        return ops.logaddexp(self, other)
 
     def hypot(self, other: Any) -> Tensor:
-        return ops.hypot(self, other)  # type: ignore[no-any-return]
+        return ops.hypot(self, other)
 
     def fmod(self, other: Any) -> Tensor:
-        return ops.fmod(self, other)  # type: ignore[no-any-return]
+        return ops.fmod(self, other)
 
     def remainder(self, other: Any) -> Tensor:
-        return ops.remainder(self, other)  # type: ignore[no-any-return]
+        return ops.remainder(self, other)
 
     def arctan2(self, other: Any) -> Tensor:
-        return ops.arctan2(self, other)  # type: ignore[no-any-return]
+        return ops.arctan2(self, other)
 
     def matmul(self, other: Any) -> Tensor:
-        return ops.matmul(self, other)  # type: ignore[no-any-return]
+        return ops.matmul(self, other)
 
     def dot(self, other: Any) -> Tensor:
-        return ops.dot(self, other)  # type: ignore[no-any-return]
+        return ops.dot(self, other)
 
     def vdot(self, other: Any) -> Tensor:
-        return ops.vdot(self, other)  # type: ignore[no-any-return]
+        return ops.vdot(self, other)
 
     def inner(self, other: Any) -> Tensor:
-        return ops.inner(self, other)  # type: ignore[no-any-return]
+        return ops.inner(self, other)
 
     def outer(self, other: Any) -> Tensor:
-        return ops.outer(self, other)  # type: ignore[no-any-return]
+        return ops.outer(self, other)
 
     def kron(self, other: Any) -> Tensor:
-        return ops.kron(self, other)  # type: ignore[no-any-return]
+        return ops.kron(self, other)
 
     def round(self, decimals: int = 0) -> Tensor:
-        return ops.round(self, decimals)  # type: ignore[no-any-return]
+        return ops.round(self, decimals)
 
     def clip(self, min: Any = None, max: Any = None) -> Tensor:
-        return ops.clip(self, min, max)  # type: ignore[no-any-return]
+        return ops.clip(self, min, max)
 
     def where(self, condition: Any, other: Any) -> Tensor:
-        return ops.where(condition, self, other)  # type: ignore[no-any-return]
+        return ops.where(condition, self, other)
 
     def masked_fill(self, mask: Any, value: Any) -> Tensor:
-        return ops.masked_fill(self, mask, value)  # type: ignore[no-any-return]
+        return ops.masked_fill(self, mask, value)
 
     def lerp(self, end: Any, weight: Any) -> Tensor:
-        return ops.lerp(self, end, weight)  # type: ignore[no-any-return]
+        return ops.lerp(self, end, weight)
 
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-        return ops.nan_to_num(self, nan, posinf, neginf)  # type: ignore[no-any-return]
+        return ops.nan_to_num(self, nan, posinf, neginf)
 
     def sum(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
-        return ops.sum(self, axis, keepdims, where)  # type: ignore[no-any-return]
+        return ops.sum(self, axis, keepdims, where)
 
     def mean(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
-        return ops.mean(self, axis, keepdims, where)  # type: ignore[no-any-return]
+        return ops.mean(self, axis, keepdims, where)
 
     def prod(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
-        return ops.prod(self, axis, keepdims, where)  # type: ignore[no-any-return]
+        return ops.prod(self, axis, keepdims, where)
 
     def max(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
-        return ops.max(self, axis, keepdims, where, initial)  # type: ignore[no-any-return]
+        return ops.max(self, axis, keepdims, where, initial)
 
     def min(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
-        return ops.min(self, axis, keepdims, where, initial)  # type: ignore[no-any-return]
+        return ops.min(self, axis, keepdims, where, initial)
 
     def amax(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
-        return ops.amax(self, axis, keepdims, where, initial)  # type: ignore[no-any-return]
+        return ops.amax(self, axis, keepdims, where, initial)
 
     def amin(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
-        return ops.amin(self, axis, keepdims, where, initial)  # type: ignore[no-any-return]
+        return ops.amin(self, axis, keepdims, where, initial)
 
     def var(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Any = None) -> Tensor:
-        return ops.var(self, axis, ddof, keepdims, where)  # type: ignore[no-any-return]
+        return ops.var(self, axis, ddof, keepdims, where)
 
     def std(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Any = None) -> Tensor:
-        return ops.std(self, axis, ddof, keepdims, where)  # type: ignore[no-any-return]
+        return ops.std(self, axis, ddof, keepdims, where)
 
     def norm(self, ord: float = 2, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return ops.norm(self, ord, axis, keepdims)  # type: ignore[no-any-return]
+        return ops.norm(self, ord, axis, keepdims)
 
     def logsumexp(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return ops.logsumexp(self, axis, keepdims)  # type: ignore[no-any-return]
+        return ops.logsumexp(self, axis, keepdims)
 
     def cumsum(self, axis: int | None = None) -> Tensor:
-        return ops.cumsum(self, axis)  # type: ignore[no-any-return]
+        return ops.cumsum(self, axis)
 
     def cumprod(self, axis: int | None = None) -> Tensor:
-        return ops.cumprod(self, axis)  # type: ignore[no-any-return]
+        return ops.cumprod(self, axis)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        return ops.argmax(self, axis, keepdims)  # type: ignore[no-any-return]
+        return ops.argmax(self, axis, keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        return ops.argmin(self, axis, keepdims)  # type: ignore[no-any-return]
+        return ops.argmin(self, axis, keepdims)
 
     def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return ops.any(self, axis, keepdims)  # type: ignore[no-any-return]
+        return ops.any(self, axis, keepdims)
 
     def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return ops.all(self, axis, keepdims)  # type: ignore[no-any-return]
+        return ops.all(self, axis, keepdims)
 
     def count_nonzero(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return ops.count_nonzero(self, axis, keepdims)  # type: ignore[no-any-return]
+        return ops.count_nonzero(self, axis, keepdims)
+
+    def softmax(self, axis: int = -1) -> Tensor:
+        return softmax(self, axis)
+
+    def log_softmax(self, axis: int = -1) -> Tensor:
+        return log_softmax(self, axis)
 
     def reshape(self, *shape: Any) -> Tensor:
-        return ops.reshape(self, _shape(shape))  # type: ignore[no-any-return]
+        return ops.reshape(self, _shape(shape))
 
     def transpose(self, *axes: Any) -> Tensor:
-        return ops.transpose(self, _shape(axes) if axes else None)  # type: ignore[no-any-return]
+        return ops.transpose(self, _shape(axes) if axes else None)
 
     def permute_dims(self, axes: Any) -> Tensor:
-        return ops.permute_dims(self, axes)  # type: ignore[no-any-return]
+        return ops.permute_dims(self, axes)
 
     def swapaxes(self, axis1: int, axis2: int) -> Tensor:
-        return ops.swapaxes(self, axis1, axis2)  # type: ignore[no-any-return]
+        return ops.swapaxes(self, axis1, axis2)
 
     def moveaxis(self, source: Any, destination: Any) -> Tensor:
-        return ops.moveaxis(self, source, destination)  # type: ignore[no-any-return]
+        return ops.moveaxis(self, source, destination)
 
     def squeeze(self, axis: Axes = None) -> Tensor:
-        return ops.squeeze(self, axis)  # type: ignore[no-any-return]
+        return ops.squeeze(self, axis)
 
     def expand_dims(self, axis: Axes = 0) -> Tensor:
-        return ops.expand_dims(self, axis)  # type: ignore[no-any-return]
+        return ops.expand_dims(self, axis)
 
     def broadcast_to(self, shape: Any) -> Tensor:
-        return ops.broadcast_to(self, shape)  # type: ignore[no-any-return]
+        return ops.broadcast_to(self, shape)
 
     def flatten(self) -> Tensor:
-        return ops.ravel(self)  # type: ignore[no-any-return]
+        return ops.ravel(self)
 
     def flip(self, axis: Axes = None) -> Tensor:
-        return ops.flip(self, axis)  # type: ignore[no-any-return]
+        return ops.flip(self, axis)
 
     def roll(self, shift: Any, axis: Axes = None) -> Tensor:
-        return ops.roll(self, shift, axis)  # type: ignore[no-any-return]
+        return ops.roll(self, shift, axis)
 
     def rot90(self, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
-        return ops.rot90(self, k, axes)  # type: ignore[no-any-return]
+        return ops.rot90(self, k, axes)
 
     def tile(self, reps: Any) -> Tensor:
-        return ops.tile(self, reps)  # type: ignore[no-any-return]
+        return ops.tile(self, reps)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
-        return ops.repeat(self, repeats, axis)  # type: ignore[no-any-return]
+        return ops.repeat(self, repeats, axis)
 
     def pad(self, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
-        return ops.pad(self, pad_width, mode, constant_values)  # type: ignore[no-any-return]
+        return ops.pad(self, pad_width, mode, constant_values)
 
     def tril(self, k: int = 0) -> Tensor:
-        return ops.tril(self, k)  # type: ignore[no-any-return]
+        return ops.tril(self, k)
 
     def triu(self, k: int = 0) -> Tensor:
-        return ops.triu(self, k)  # type: ignore[no-any-return]
+        return ops.triu(self, k)
 
     def diag(self, k: int = 0) -> Tensor:
-        return ops.diag(self, k)  # type: ignore[no-any-return]
+        return ops.diag(self, k)
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-        return ops.diagonal(self, offset, axis1, axis2)  # type: ignore[no-any-return]
+        return ops.diagonal(self, offset, axis1, axis2)
 
     def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-        return ops.trace(self, offset, axis1, axis2)  # type: ignore[no-any-return]
+        return ops.trace(self, offset, axis1, axis2)
 
     def split(self, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
-        return ops.split(self, indices_or_sections, axis)  # type: ignore[no-any-return]
+        return ops.split(self, indices_or_sections, axis)
 
     def array_split(self, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
-        return ops.array_split(self, indices_or_sections, axis)  # type: ignore[no-any-return]
+        return ops.array_split(self, indices_or_sections, axis)
 
     def take(self, indices: Any, axis: int | None = None) -> Tensor:
-        return ops.take(self, indices, axis)  # type: ignore[no-any-return]
+        return ops.take(self, indices, axis)
 
     def take_along_axis(self, indices: Any, axis: int = -1) -> Tensor:
-        return ops.take_along_axis(self, indices, axis)  # type: ignore[no-any-return]
+        return ops.take_along_axis(self, indices, axis)
 
     def put_along_axis(self, indices: Any, values: Any, axis: int = -1) -> Tensor:
-        return ops.put_along_axis(self, indices, values, axis)  # type: ignore[no-any-return]
+        return ops.put_along_axis(self, indices, values, axis)
 
     def scatter_add(self, indices: Any, values: Any, axis: int = -1) -> Tensor:
-        return ops.scatter_add(self, indices, values, axis)  # type: ignore[no-any-return]
+        return ops.scatter_add(self, indices, values, axis)
 
     def sort(self, axis: int = -1) -> Tensor:
-        return ops.sort(self, axis)  # type: ignore[no-any-return]
+        return ops.sort(self, axis)
 
     def argsort(self, axis: int = -1) -> Tensor:
-        return ops.argsort(self, axis)  # type: ignore[no-any-return]
+        return ops.argsort(self, axis)
 
     def topk(self, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
-        return ops.topk(self, k, axis)  # type: ignore[no-any-return]
+        return ops.topk(self, k, axis)
 
     def tensordot(self, other: Any, axes: Any = 2) -> Tensor:
-        return ops.tensordot(self, other, axes)  # type: ignore[no-any-return]
+        return ops.tensordot(self, other, axes)
 
     def stop_gradient(self) -> Tensor:
-        return ops.stop_gradient(self)  # type: ignore[no-any-return]
+        return ops.stop_gradient(self)
 
     def astype(self, dtype: DType) -> Tensor:
         """The numbers in another dtype; a gradient flows through between floating-point ones."""
-        return ops.astype(self, as_dtype(dtype))  # type: ignore[no-any-return]
+        return ops.astype(self, as_dtype(dtype))
 
     def to(self, device: str) -> Tensor:
         """The tensor on ``device`` (``cpu``, ``cuda``, ``cuda:N``), itself where it is there already."""
         if not isinstance(device, str) or device.startswith(("float", "int", "bfloat")):
             raise CallError("a device: 'cpu', 'cuda' or 'cuda:N'", repr(device), "astype() changes the dtype")
         device = check_device(device)
-        return self if device == self.device else ops.transfer(self, device)  # type: ignore[no-any-return]
+        return self if device == self.device else ops.transfer(self, device)
 
 
 core.connect(Tensor)
 
 
-# ---- making tensors -------------------------------------------------------------------------------------------------
+# ---- helpers --------------------------------------------------------------------------------------------------------
 
 
-def _as_array(data: Any, dtype: DType, device: str | None, copy: bool) -> Array:
+def as_array(data: Any, dtype: DType, device: str | None, copy: bool) -> Array:
     """``data`` as an array of a supported dtype on ``device``; a copy of it, or itself where nothing must change."""
     data = data._data if isinstance(data, Tensor) else data
     wanted = None if dtype is None else as_dtype(dtype)
@@ -765,87 +785,6 @@ def _as_array(data: Any, dtype: DType, device: str | None, copy: bool) -> Array:
     if wanted is not None and data.dtype != wanted:
         return data.astype(wanted)
     return data.copy() if copy else data
-
-
-def asarray(data: Any, dtype: DType = None, device: str | None = None) -> Tensor:
-    """A Tensor that shares the memory of ``data`` where dtype and device allow; a Tensor is returned as it is.
-
-    >>> a = np.zeros(2); t = asarray(a); a[0] = 1.0; print(t.data)
-    [1. 0.]
-    """
-    if isinstance(data, Tensor) and dtype is None and device is None:
-        return data
-    return Tensor._wrap(_as_array(data, dtype, device, copy=False))
-
-
-def from_dlpack(source: Any) -> Tensor:
-    """A Tensor that shares the memory of any array with ``__dlpack__``: NumPy, CuPy, torch, JAX.
-
-    >>> print(from_dlpack(np.ones(2)).data)
-    [1. 1.]
-    """
-    if not hasattr(source, "__dlpack__"):
-        raise DTypeError("an object with __dlpack__", type(source).__name__, "asarray takes lists and numbers")
-    kind, number = source.__dlpack_device__()
-    with use_device("cpu" if kind == 1 else check_device(f"cuda:{number}")) as xp:
-        return asarray(xp.from_dlpack(source))
-
-
-def full(
-    shape: Any, value: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False
-) -> Tensor:
-    """A tensor with ``value`` everywhere; float32 unless told.
-
-    >>> print(full(2, 7.0).data)
-    [7. 7.]
-    """
-    with use_device(check_device(device)) as xp:
-        tensor = Tensor._wrap(xp.full(shape, value, dtype=as_dtype(dtype)))
-    tensor.requires_grad = requires_grad
-    return tensor
-
-
-def zeros(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
-    """A tensor of zeros; float32 unless told.
-
-    >>> zeros((2, 3)).shape
-    (2, 3)
-    """
-    return full(shape, 0, dtype, device, requires_grad)
-
-
-def ones(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
-    """A tensor of ones; float32 unless told.
-
-    >>> ones((2, 3)).shape
-    (2, 3)
-    """
-    return full(shape, 1, dtype, device, requires_grad)
-
-
-def arange(start: Any, stop: Any = None, step: Any = 1, dtype: DType = None, device: str | None = None) -> Tensor:
-    """Numbers from ``start`` (or 0) up to but without ``stop`` in steps, with NumPy's dtype: integers from integers.
-
-    >>> print(arange(3).data)
-    [0 1 2]
-    """
-    first, last = (0, start) if stop is None else (start, stop)
-    with use_device(check_device(device)) as xp:
-        return Tensor._wrap(xp.arange(first, last, step, dtype=None if dtype is None else as_dtype(dtype)))
-
-
-def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = np.float32, device: str | None = None) -> Tensor:
-    """An ``n × m`` matrix with ones on its ``k``-th diagonal; float32 unless told.
-
-    >>> print(eye(2).data)
-    [[1. 0.]
-     [0. 1.]]
-    """
-    with use_device(check_device(device)) as xp:
-        return Tensor._wrap(xp.eye(n, m, k, dtype=as_dtype(dtype)))
-
-
-# ---- helpers --------------------------------------------------------------------------------------------------------
 
 
 def _shape(given: Sequence[Any]) -> Any:

@@ -15,6 +15,16 @@ from minigrad.backend import Array, array_module, to_device
 from minigrad.core import composite, elementwise, primitive, sample
 from minigrad.ops._erf import erf as _erf
 
+# fmt: off
+__all__ = [
+    "absolute", "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "astype", "ceil",
+    "clip", "cos", "cosh", "divide", "erf", "exp", "exp2", "expm1", "floor", "fmax", "fmin", "fmod", "hypot",
+    "isfinite", "isinf", "isnan", "lerp", "log", "log1p", "log2", "log10", "logaddexp", "masked_fill", "maximum",
+    "minimum", "multiply", "nan_to_num", "negative", "power", "reciprocal", "remainder", "round", "sigmoid", "sign",
+    "sin", "sinh", "softplus", "sqrt", "square", "stop_gradient", "subtract", "tan", "tanh", "trunc", "where",
+]
+# fmt: on
+
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
 
 
@@ -471,6 +481,39 @@ arctanh.defvjp(lambda g, x: g / (1 - x * x))
 hypot  .defvjp(lambda g, x, out: over(g * x, out), lambda g, y, out: over(g * y, out))
 # fmt: on
 
+# ---- tests of elements: boolean results, no derivative --------------------------------------------------------------
+
+
+@elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
+def isnan(x: Array) -> Array:
+    """Whether each element is NaN.
+
+    >>> print(isnan(np.array([np.nan, 1.0])))
+    [ True False]
+    """
+    return array_module(x).isnan(x)
+
+
+@elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
+def isinf(x: Array) -> Array:
+    """Whether each element is +∞ or -∞.
+
+    >>> print(isinf(np.array([np.inf, 1.0])))
+    [ True False]
+    """
+    return array_module(x).isinf(x)
+
+
+@elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
+def isfinite(x: Array) -> Array:
+    """Whether each element is neither NaN nor infinite.
+
+    >>> print(isfinite(np.array([np.inf, 1.0])))
+    [False  True]
+    """
+    return array_module(x).isfinite(x)
+
+
 # ---- choosing -------------------------------------------------------------------------------------------------------
 
 
@@ -677,39 +720,6 @@ trunc.defvjp(_flat)
 round.defvjp(_flat)
 fmod.defvjp(lambda g: g, lambda g, x, y: -g * trunc(x / y))
 remainder.defvjp(lambda g: g, lambda g, x, y: -g * floor(x / y))
-
-# ---- tests of elements: boolean results, no derivative --------------------------------------------------------------
-
-
-@elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
-def isnan(x: Array) -> Array:
-    """Whether each element is NaN.
-
-    >>> print(isnan(np.array([np.nan, 1.0])))
-    [ True False]
-    """
-    return array_module(x).isnan(x)
-
-
-@elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
-def isinf(x: Array) -> Array:
-    """Whether each element is +∞ or -∞.
-
-    >>> print(isinf(np.array([np.inf, 1.0])))
-    [ True False]
-    """
-    return array_module(x).isinf(x)
-
-
-@elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
-def isfinite(x: Array) -> Array:
-    """Whether each element is neither NaN nor infinite.
-
-    >>> print(isfinite(np.array([np.inf, 1.0])))
-    [False  True]
-    """
-    return array_module(x).isfinite(x)
-
 
 # ---- dtype and history ----------------------------------------------------------------------------------------------
 

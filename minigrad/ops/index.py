@@ -18,6 +18,12 @@ from minigrad.ops._rows import add_rows
 from minigrad.ops.elementwise import where
 from minigrad.ops.shape import along, flip, normal_axis, ravel, reshape
 
+# fmt: off
+__all__ = [
+    "argsort", "getitem", "put_along_axis", "scatter_add", "sort", "take", "take_along_axis", "topk",
+]
+# fmt: on
+
 
 def plain_index(index: Any) -> Any:
     """An index with Tensors and lists in it replaced by arrays."""

@@ -15,6 +15,12 @@ from minigrad.errors import ArgumentError, ShapeError
 from minigrad.ops.elementwise import multiply
 from minigrad.ops.shape import broadcast_to, expand_dims, moveaxis, normal_axis, ravel, reshape, swapaxes, transpose
 
+# fmt: off
+__all__ = [
+    "dot", "einsum", "inner", "matmul", "outer", "tensordot", "vdot",
+]
+# fmt: on
+
 _products = [
     sample((3,), (3,)),
     sample((3,), (3, 2)),

@@ -17,6 +17,13 @@ from minigrad.errors import ArgumentError
 from minigrad.ops.elementwise import absolute, exp, isfinite, log, over, sign, sqrt, where, zeros_like
 from minigrad.ops.shape import broadcast_to, concatenate, expand_dims, flip, moveaxis, reshape, transpose
 
+# fmt: off
+__all__ = [
+    "all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "cumprod", "cumsum", "logsumexp", "max",
+    "mean", "min", "norm", "prod", "std", "sum", "var",
+]
+# fmt: on
+
 _axes = [
     sample((2, 3)),
     sample((2, 3, 2), axis=1),

@@ -15,6 +15,14 @@ from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, AxisError, ShapeError
 from minigrad.ops.elementwise import multiply, where
 
+# fmt: off
+__all__ = [
+    "array_split", "broadcast_to", "concatenate", "diag", "diagonal", "expand_dims", "flip", "kron", "meshgrid",
+    "moveaxis", "pad", "permute_dims", "ravel", "repeat", "reshape", "roll", "rot90", "split", "squeeze", "stack",
+    "swapaxes", "tile", "trace", "transpose", "tril", "triu",
+]
+# fmt: on
+
 # ---- the same elements, another shape -------------------------------------------------------------------------------
 
 

@@ -1,0 +1,89 @@
+"""New tensors from lists and arrays, from other libraries, and from nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import DType, as_dtype, check_device, use_device
+from minigrad.errors import DTypeError
+from minigrad.tensor import Tensor, as_array
+
+
+def asarray(data: Any, dtype: DType = None, device: str | None = None) -> Tensor:
+    """A Tensor that shares the memory of ``data`` where dtype and device allow; a Tensor is returned as it is.
+
+    >>> a = np.zeros(2); t = asarray(a); a[0] = 1.0; print(t.data)
+    [1. 0.]
+    """
+    if isinstance(data, Tensor) and dtype is None and device is None:
+        return data
+    return Tensor._wrap(as_array(data, dtype, device, copy=False))
+
+
+def from_dlpack(source: Any) -> Tensor:
+    """A Tensor that shares the memory of any array with ``__dlpack__``: NumPy, CuPy, torch, JAX.
+
+    >>> print(from_dlpack(np.ones(2)).data)
+    [1. 1.]
+    """
+    if not hasattr(source, "__dlpack__"):
+        raise DTypeError("an object with __dlpack__", type(source).__name__, "asarray takes lists and numbers")
+    kind, number = source.__dlpack_device__()
+    with use_device("cpu" if kind == 1 else check_device(f"cuda:{number}")) as xp:
+        return asarray(xp.from_dlpack(source))
+
+
+def full(
+    shape: Any, value: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False
+) -> Tensor:
+    """A tensor with ``value`` everywhere; float32 unless told.
+
+    >>> print(full(2, 7.0).data)
+    [7. 7.]
+    """
+    with use_device(check_device(device)) as xp:
+        tensor = Tensor._wrap(xp.full(shape, value, dtype=as_dtype(dtype)))
+    tensor.requires_grad = requires_grad
+    return tensor
+
+
+def zeros(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
+    """A tensor of zeros; float32 unless told.
+
+    >>> zeros((2, 3)).shape
+    (2, 3)
+    """
+    return full(shape, 0, dtype, device, requires_grad)
+
+
+def ones(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
+    """A tensor of ones; float32 unless told.
+
+    >>> ones((2, 3)).shape
+    (2, 3)
+    """
+    return full(shape, 1, dtype, device, requires_grad)
+
+
+def arange(start: Any, stop: Any = None, step: Any = 1, dtype: DType = None, device: str | None = None) -> Tensor:
+    """Numbers from ``start`` (or 0) up to but without ``stop`` in steps, with NumPy's dtype: integers from integers.
+
+    >>> print(arange(3).data)
+    [0 1 2]
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    with use_device(check_device(device)) as xp:
+        return Tensor._wrap(xp.arange(first, last, step, dtype=None if dtype is None else as_dtype(dtype)))
+
+
+def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = np.float32, device: str | None = None) -> Tensor:
+    """An ``n × m`` matrix with ones on its ``k``-th diagonal; float32 unless told.
+
+    >>> print(eye(2).data)
+    [[1. 0.]
+     [0. 1.]]
+    """
+    with use_device(check_device(device)) as xp:
+        return Tensor._wrap(xp.eye(n, m, k, dtype=as_dtype(dtype)))

@@ -8,7 +8,8 @@
 [2. 4. 6.]
 """
 
-from minigrad import backend, cuda, errors, functional, parallel, random
+from minigrad import backend, cuda, errors, functional, ops, parallel, random
+from minigrad.anomaly import detect_anomaly
 from minigrad.backward import grad
 from minigrad.core import REGISTRY, primitive
 from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
@@ -16,7 +17,6 @@ from minigrad.errors import MiniGradError
 from minigrad.functional import checkpoint, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from minigrad.fused import fused
 from minigrad.kernels.softmax import log_softmax, softmax
-from minigrad.ops import elementwise, index, linalg, reduce, shape
 from minigrad.ops.elementwise import *
 from minigrad.ops.index import *
 from minigrad.ops.linalg import *
@@ -29,19 +29,20 @@ from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck
 
 tensor = Tensor
-abs = absolute
+abs = ops.absolute
 __version__ = "0.1.0"
 
 # fmt: off
 __all__ = [
-    "REGISTRY", "MiniGradError", "Tensor", "abs", "arange", "asarray", "backend", "checkpoint", "cuda", "enable_grad",
+    "REGISTRY", "MiniGradError", "Tensor", "abs", "arange", "asarray", "backend", "checkpoint", "cuda",
+    "detect_anomaly", "enable_grad",
     "errors", "eye", "from_dlpack", "full", "functional", "fused", "get_num_threads", "grad", "gradcheck",
     "gradgradcheck", "hessian", "hvp", "is_grad_enabled", "jacobian", "jvp", "load", "log_softmax", "no_grad", "ones",
     "parallel", "primitive", "random", "save", "set_num_threads", "softmax", "tensor", "value_and_grad", "vjp", "zeros",
 ]
 # fmt: on
-__all__ += elementwise.__all__
-__all__ += index.__all__
-__all__ += linalg.__all__
-__all__ += reduce.__all__
-__all__ += shape.__all__
+__all__ += ops.elementwise.__all__
+__all__ += ops.index.__all__
+__all__ += ops.linalg.__all__
+__all__ += ops.reduce.__all__
+__all__ += ops.shape.__all__

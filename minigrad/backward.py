@@ -214,7 +214,7 @@ def grad(
     create_graph: bool = False,
     allow_unused: bool = False,
 ) -> tuple[Any, ...]:
-    """Gradients of ``outputs`` with respect to ``inputs``, as a tuple of Tensors; ``.grad`` of the leaves stays as it is.
+    """Gradients of ``outputs`` with respect to ``inputs``, as a tuple of Tensors; no leaf's ``.grad`` changes.
 
     inputs may be leaves or results. With ``create_graph`` the gradients are recorded and can be differentiated again.
     grad_outputs are the gradients of non-scalar outputs. An input that no output depends on is an error, or None under

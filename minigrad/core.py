@@ -13,9 +13,9 @@ Read it as a lecture, before ``backward.py``, its second half.
        multiply.defvjp(lambda g, y: g * y, lambda g, x: g * x)
 
    The first rule, for ``x``, reads ``g`` (the gradient of the result) and ``y``; so ``y`` is kept, if ``x`` needs a
-   gradient at all. A name may be an argument, ``out`` (the result), ``<arg>_shape``, ``<arg>_dtype``, ``<arg>_device``, or ``needs``
-   (for each argument with a rule: does it need a gradient). Rules are written with operators and primitives, so the
-   same rule runs on raw arrays and, for higher derivatives, on Tensors.
+   gradient at all. A name may be an argument, ``out`` (the result), ``<arg>_shape``, ``<arg>_dtype``,
+   ``<arg>_device``, or ``needs`` (for each argument with a rule: does it need a gradient). Rules are written with
+   operators and primitives, so the same rule runs on raw arrays and, for higher derivatives, on Tensors.
 
    A function of a list of arrays (``sequence=True``) has one rule, which returns a list of gradients. A function with
    several results returns a tuple; its rule gets the tuple of their gradients.
@@ -51,7 +51,7 @@ from minigrad.recording import mode
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
-O = TypeVar("O", bound="Operation[Any]")
+Made = TypeVar("Made", bound="Operation[Any]")
 Rule = Callable[..., Any]
 
 REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
@@ -112,7 +112,7 @@ class Node:
                 )
 
     def _label(self, position: int) -> str:
-        """A name for the user of the argument at ``position``: the leaf's own, seen through views, or the argument's."""
+        """What the user may call the argument at ``position``: the leaf's name, seen through views, and its own."""
         if position < 0:
             return "the result"
         edge = self.parents[self.plan.wrt.index(position)] if position in self.plan.wrt else None
@@ -461,7 +461,7 @@ def connected(array: Any, edge: Any) -> Any:
     return edge if isinstance(edge, Tensor) else attach(Tensor._wrap(array), edge)
 
 
-def register(made: O) -> O:
+def register(made: Made) -> Made:
     """Enter an operation into the REGISTRY, under its name."""
     REGISTRY[made.name] = made
     return made

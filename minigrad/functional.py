@@ -52,7 +52,7 @@ def _variable(value: Any) -> Tensor:
 
 
 def _called(fn: Function, args: Sequence[Any], wanted: Sequence[int]) -> tuple[Any, list[Tensor], bool]:
-    """``fn`` on ``args``, those of ``wanted`` as variables; (result, the variables, does an outer graph go on here?)."""
+    """``fn`` on ``args``, those of ``wanted`` as variables: (result, the variables, whether an outer graph goes on)."""
     outer = is_grad_enabled()
     values = [_variable(a) if i in wanted else asarray(a) if _is_number(a) else a for i, a in enumerate(args)]
     variables = [values[i] for i in wanted]

@@ -38,7 +38,7 @@ class Fused(Primitive[P]):
         return kernel
 
     def defbackward(self, *names: str) -> Callable[[F], F]:
-        """Decorate the backward kernel, which returns the gradients of the arguments ``names``; ``needs`` says which."""
+        """Decorate the backward kernel, which returns the gradients of ``names``; ``needs`` says which are wanted."""
         return self.defjoint(*names)
 
     def _extras_allowed(self) -> bool:
@@ -82,7 +82,7 @@ def fused(function: Callable[P, Any]) -> Fused[P]: ...
 @overload
 def fused(**facts: Any) -> Callable[[Callable[P, Any]], Fused[P]]: ...
 def fused(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
-    """Make a definition in primitives a registered :class:`Fused`, to be given its kernels: ``@fused`` or ``@fused()``."""
+    """Make a definition in primitives a registered :class:`Fused`, to be given its kernels: ``@fused(torch=…)``."""
     if function is None:
         return lambda f: core.register(Fused(f, **facts))
     return core.register(Fused(function, **facts))

@@ -25,6 +25,7 @@ from minigrad.errors import ArgumentError
 
 TILE_BYTES = 512 * 1024  # what a tile touches: half of an L2 cache of 1 MB
 MIN_PARALLEL_NS = 500_000  # below half a millisecond the hand-off (about 0.1 ms) eats the gain
+MAX_VIEWS = 256  # of one scratch buffer
 NS_PER_BYTE = 0.1  # a pass over memory, where the caller has no better estimate
 
 
@@ -172,12 +173,16 @@ def scratch(shape: tuple[int, ...], dtype: DTypeLike, key: str) -> Array:
     >>> np.shares_memory(a, b)
     True
     """
-    kind = np.dtype(dtype)
-    nbytes = math.prod(shape) * kind.itemsize
-    buffers: dict[str, Array] = _local.__dict__.setdefault("buffers", {})
-    if key not in buffers or buffers[key].nbytes < nbytes:
-        buffers[key] = np.empty(nbytes, np.uint8)
-    return buffers[key][:nbytes].view(kind).reshape(shape)
+    views = _local.__dict__.setdefault(key, {})
+    if (shape, dtype) not in views:
+        kind = np.dtype(dtype)
+        base = views.get("base")
+        nbytes = math.prod(shape) * kind.itemsize
+        if base is None or base.nbytes < nbytes or len(views) > MAX_VIEWS:
+            views.clear()
+            views["base"] = base = np.empty(nbytes, np.uint8)
+        views[shape, dtype] = base[:nbytes].view(kind).reshape(shape)
+    return views[shape, dtype]
 
 
 class _Blas:

@@ -10,7 +10,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from minigrad.backend import Array, to_numpy
+from minigrad.backend import Array, as_dtype, is_array, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError
 
 
@@ -28,16 +28,12 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     path = Path(path)
     plain = {}
     for name, value in arrays.items():
-        array = to_numpy(getattr(value, "_data", value)) if hasattr(value, "dtype") else None
-        if (
-            not isinstance(name, str)
-            or array is None
-            or array.dtype.kind not in "biuf"
-            and array.dtype.name != "bfloat16"
-        ):
-            got = f"{name!r}: {getattr(array, 'dtype', type(value).__name__)}"
-            raise ArgumentError("names with arrays of numbers", got, "keep other things in metadata, as text")
-        plain[name] = np.ascontiguousarray(array).reshape(array.shape)
+        array = getattr(value, "_data", value)
+        if not isinstance(name, str) or not is_array(array):
+            got = f"{name!r}: {type(value).__name__}"
+            raise ArgumentError("names with arrays or Tensors", got, "keep other things in metadata, as text")
+        as_dtype(array.dtype)
+        plain[name] = np.ascontiguousarray(to_numpy(array)).reshape(array.shape)
     text = {str(key): str(value) for key, value in (metadata or {}).items()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

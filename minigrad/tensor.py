@@ -21,7 +21,6 @@ from minigrad.backend import (
     is_floating,
     to_device,
     to_numpy,
-    use_device,
 )
 from minigrad.backward import backward
 from minigrad.errors import AttributeHintError, CallError, DTypeError, GraphError, ShapeError
@@ -197,7 +196,7 @@ class Tensor:
         return tensor
 
     def register_hook(self, hook: Callable[[Array], Array | None]) -> Handle:
-        """Call ``hook`` with the gradient of this tensor once it is complete; what it returns, if not None, replaces it.
+        """Call ``hook`` with the complete gradient of this tensor; what it returns, if not None, takes its place.
 
         The gradient is an array, or a Tensor under ``create_graph``. Hooks of a result die with its graph.
         """
@@ -322,431 +321,175 @@ class Tensor:
         self._data[ops.plain_index(index)] = value._data if isinstance(value, Tensor) else value
         self._version[0] += 1
 
+    # fmt: off
     # ---- operators ----
 
-    def __add__(self, other: Any) -> Tensor:
-        return ops.add(self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return ops.add(other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return ops.subtract(self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return ops.subtract(other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return ops.multiply(self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return ops.multiply(other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return ops.divide(self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return ops.divide(other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return ops.power(self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return ops.power(other, self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return ops.matmul(self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return ops.matmul(other, self)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return ops.remainder(self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return ops.remainder(other, self)
-
-    def __neg__(self) -> Tensor:
-        return ops.negative(self)
-
-    def __pos__(self) -> Tensor:
-        return self
-
-    def __abs__(self) -> Tensor:
-        return ops.absolute(self)
+    def __add__(self, other: Any) -> Tensor: return ops.add(self, other)
+    def __radd__(self, other: Any) -> Tensor: return ops.add(other, self)
+    def __sub__(self, other: Any) -> Tensor: return ops.subtract(self, other)
+    def __rsub__(self, other: Any) -> Tensor: return ops.subtract(other, self)
+    def __mul__(self, other: Any) -> Tensor: return ops.multiply(self, other)
+    def __rmul__(self, other: Any) -> Tensor: return ops.multiply(other, self)
+    def __truediv__(self, other: Any) -> Tensor: return ops.divide(self, other)
+    def __rtruediv__(self, other: Any) -> Tensor: return ops.divide(other, self)
+    def __pow__(self, other: Any) -> Tensor: return ops.power(self, other)
+    def __rpow__(self, other: Any) -> Tensor: return ops.power(other, self)
+    def __matmul__(self, other: Any) -> Tensor: return ops.matmul(self, other)
+    def __rmatmul__(self, other: Any) -> Tensor: return ops.matmul(other, self)
+    def __mod__(self, other: Any) -> Tensor: return ops.remainder(self, other)
+    def __rmod__(self, other: Any) -> Tensor: return ops.remainder(other, self)
+    def __neg__(self) -> Tensor: return ops.negative(self)
+    def __pos__(self) -> Tensor: return self
+    def __abs__(self) -> Tensor: return ops.absolute(self)
 
     # Comparisons and logic give plain boolean tensors, without a derivative.
 
-    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return Tensor._wrap(self._data == _operand(other))
-
-    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return Tensor._wrap(self._data != _operand(other))
-
-    def __lt__(self, other: Any) -> Tensor:
-        return Tensor._wrap(self._data < _operand(other))
-
-    def __le__(self, other: Any) -> Tensor:
-        return Tensor._wrap(self._data <= _operand(other))
-
-    def __gt__(self, other: Any) -> Tensor:
-        return Tensor._wrap(self._data > _operand(other))
-
-    def __ge__(self, other: Any) -> Tensor:
-        return Tensor._wrap(self._data >= _operand(other))
-
-    def __and__(self, other: Any) -> Tensor:
-        return Tensor._wrap(self._data & _operand(other))
-
-    def __or__(self, other: Any) -> Tensor:
-        return Tensor._wrap(self._data | _operand(other))
-
-    def __xor__(self, other: Any) -> Tensor:
-        return Tensor._wrap(self._data ^ _operand(other))
-
-    def __invert__(self) -> Tensor:
-        return Tensor._wrap(~self._data)
-
-    # ---- operations ----
-
-    def absolute(self) -> Tensor:
-        return ops.absolute(self)
-
-    def abs(self) -> Tensor:
-        return ops.absolute(self)
-
-    def sign(self) -> Tensor:
-        return ops.sign(self)
-
-    def sqrt(self) -> Tensor:
-        return ops.sqrt(self)
-
-    def square(self) -> Tensor:
-        return ops.square(self)
-
-    def reciprocal(self) -> Tensor:
-        return ops.reciprocal(self)
-
-    def negative(self) -> Tensor:
-        return ops.negative(self)
-
-    def exp(self) -> Tensor:
-        return ops.exp(self)
-
-    def expm1(self) -> Tensor:
-        return ops.expm1(self)
-
-    def exp2(self) -> Tensor:
-        return ops.exp2(self)
-
-    def log(self) -> Tensor:
-        return ops.log(self)
-
-    def log1p(self) -> Tensor:
-        return ops.log1p(self)
-
-    def log2(self) -> Tensor:
-        return ops.log2(self)
-
-    def log10(self) -> Tensor:
-        return ops.log10(self)
-
-    def sin(self) -> Tensor:
-        return ops.sin(self)
-
-    def cos(self) -> Tensor:
-        return ops.cos(self)
-
-    def tan(self) -> Tensor:
-        return ops.tan(self)
-
-    def arcsin(self) -> Tensor:
-        return ops.arcsin(self)
-
-    def arccos(self) -> Tensor:
-        return ops.arccos(self)
-
-    def arctan(self) -> Tensor:
-        return ops.arctan(self)
-
-    def sinh(self) -> Tensor:
-        return ops.sinh(self)
-
-    def cosh(self) -> Tensor:
-        return ops.cosh(self)
-
-    def tanh(self) -> Tensor:
-        return ops.tanh(self)
-
-    def arcsinh(self) -> Tensor:
-        return ops.arcsinh(self)
-
-    def arccosh(self) -> Tensor:
-        return ops.arccosh(self)
-
-    def arctanh(self) -> Tensor:
-        return ops.arctanh(self)
-
-    def sigmoid(self) -> Tensor:
-        return ops.sigmoid(self)
-
-    def erf(self) -> Tensor:
-        return ops.erf(self)
-
-    def softplus(self) -> Tensor:
-        return ops.softplus(self)
-
-    def floor(self) -> Tensor:
-        return ops.floor(self)
-
-    def ceil(self) -> Tensor:
-        return ops.ceil(self)
-
-    def trunc(self) -> Tensor:
-        return ops.trunc(self)
-
-    def isnan(self) -> Tensor:
-        return ops.isnan(self)
-
-    def isinf(self) -> Tensor:
-        return ops.isinf(self)
-
-    def isfinite(self) -> Tensor:
-        return ops.isfinite(self)
-
-    def ravel(self) -> Tensor:
-        return ops.ravel(self)
-
-    def add(self, other: Any) -> Tensor:
-        return ops.add(self, other)
-
-    def subtract(self, other: Any) -> Tensor:
-        return ops.subtract(self, other)
-
-    def multiply(self, other: Any) -> Tensor:
-        return ops.multiply(self, other)
-
-    def divide(self, other: Any) -> Tensor:
-        return ops.divide(self, other)
-
-    def power(self, other: Any) -> Tensor:
-        return ops.power(self, other)
-
-    def maximum(self, other: Any) -> Tensor:
-        return ops.maximum(self, other)
-
-    def minimum(self, other: Any) -> Tensor:
-        return ops.minimum(self, other)
-
-    def fmax(self, other: Any) -> Tensor:
-        return ops.fmax(self, other)
-
-    def fmin(self, other: Any) -> Tensor:
-        return ops.fmin(self, other)
-
-    def logaddexp(self, other: Any) -> Tensor:
-        return ops.logaddexp(self, other)
-
-    def hypot(self, other: Any) -> Tensor:
-        return ops.hypot(self, other)
-
-    def fmod(self, other: Any) -> Tensor:
-        return ops.fmod(self, other)
-
-    def remainder(self, other: Any) -> Tensor:
-        return ops.remainder(self, other)
-
-    def arctan2(self, other: Any) -> Tensor:
-        return ops.arctan2(self, other)
-
-    def matmul(self, other: Any) -> Tensor:
-        return ops.matmul(self, other)
-
-    def dot(self, other: Any) -> Tensor:
-        return ops.dot(self, other)
-
-    def vdot(self, other: Any) -> Tensor:
-        return ops.vdot(self, other)
-
-    def inner(self, other: Any) -> Tensor:
-        return ops.inner(self, other)
-
-    def outer(self, other: Any) -> Tensor:
-        return ops.outer(self, other)
-
-    def kron(self, other: Any) -> Tensor:
-        return ops.kron(self, other)
-
-    def round(self, decimals: int = 0) -> Tensor:
-        return ops.round(self, decimals)
-
-    def clip(self, min: Any = None, max: Any = None) -> Tensor:
-        return ops.clip(self, min, max)
-
-    def where(self, condition: Any, other: Any) -> Tensor:
-        return ops.where(condition, self, other)
-
-    def masked_fill(self, mask: Any, value: Any) -> Tensor:
-        return ops.masked_fill(self, mask, value)
-
-    def lerp(self, end: Any, weight: Any) -> Tensor:
-        return ops.lerp(self, end, weight)
-
+    def __eq__(self, other: Any) -> Tensor: return Tensor._wrap(self._data == _operand(other))  # type: ignore[override]
+    def __ne__(self, other: Any) -> Tensor: return Tensor._wrap(self._data != _operand(other))  # type: ignore[override]
+    def __lt__(self, other: Any) -> Tensor: return Tensor._wrap(self._data < _operand(other))
+    def __le__(self, other: Any) -> Tensor: return Tensor._wrap(self._data <= _operand(other))
+    def __gt__(self, other: Any) -> Tensor: return Tensor._wrap(self._data > _operand(other))
+    def __ge__(self, other: Any) -> Tensor: return Tensor._wrap(self._data >= _operand(other))
+    def __and__(self, other: Any) -> Tensor: return Tensor._wrap(self._data & _operand(other))
+    def __or__(self, other: Any) -> Tensor: return Tensor._wrap(self._data | _operand(other))
+    def __xor__(self, other: Any) -> Tensor: return Tensor._wrap(self._data ^ _operand(other))
+    def __invert__(self) -> Tensor: return Tensor._wrap(~self._data)
+
+    # ---- operations, as methods: their docstrings are in minigrad.ops ----
+
+    def absolute(self) -> Tensor: return ops.absolute(self)
+    def abs(self) -> Tensor: return ops.absolute(self)
+    def sign(self) -> Tensor: return ops.sign(self)
+    def sqrt(self) -> Tensor: return ops.sqrt(self)
+    def square(self) -> Tensor: return ops.square(self)
+    def reciprocal(self) -> Tensor: return ops.reciprocal(self)
+    def negative(self) -> Tensor: return ops.negative(self)
+    def exp(self) -> Tensor: return ops.exp(self)
+    def expm1(self) -> Tensor: return ops.expm1(self)
+    def exp2(self) -> Tensor: return ops.exp2(self)
+    def log(self) -> Tensor: return ops.log(self)
+    def log1p(self) -> Tensor: return ops.log1p(self)
+    def log2(self) -> Tensor: return ops.log2(self)
+    def log10(self) -> Tensor: return ops.log10(self)
+    def sin(self) -> Tensor: return ops.sin(self)
+    def cos(self) -> Tensor: return ops.cos(self)
+    def tan(self) -> Tensor: return ops.tan(self)
+    def arcsin(self) -> Tensor: return ops.arcsin(self)
+    def arccos(self) -> Tensor: return ops.arccos(self)
+    def arctan(self) -> Tensor: return ops.arctan(self)
+    def sinh(self) -> Tensor: return ops.sinh(self)
+    def cosh(self) -> Tensor: return ops.cosh(self)
+    def tanh(self) -> Tensor: return ops.tanh(self)
+    def arcsinh(self) -> Tensor: return ops.arcsinh(self)
+    def arccosh(self) -> Tensor: return ops.arccosh(self)
+    def arctanh(self) -> Tensor: return ops.arctanh(self)
+    def sigmoid(self) -> Tensor: return ops.sigmoid(self)
+    def erf(self) -> Tensor: return ops.erf(self)
+    def softplus(self) -> Tensor: return ops.softplus(self)
+    def floor(self) -> Tensor: return ops.floor(self)
+    def ceil(self) -> Tensor: return ops.ceil(self)
+    def trunc(self) -> Tensor: return ops.trunc(self)
+    def isnan(self) -> Tensor: return ops.isnan(self)
+    def isinf(self) -> Tensor: return ops.isinf(self)
+    def isfinite(self) -> Tensor: return ops.isfinite(self)
+    def ravel(self) -> Tensor: return ops.ravel(self)
+    def add(self, other: Any) -> Tensor: return ops.add(self, other)
+    def subtract(self, other: Any) -> Tensor: return ops.subtract(self, other)
+    def multiply(self, other: Any) -> Tensor: return ops.multiply(self, other)
+    def divide(self, other: Any) -> Tensor: return ops.divide(self, other)
+    def power(self, other: Any) -> Tensor: return ops.power(self, other)
+    def maximum(self, other: Any) -> Tensor: return ops.maximum(self, other)
+    def minimum(self, other: Any) -> Tensor: return ops.minimum(self, other)
+    def fmax(self, other: Any) -> Tensor: return ops.fmax(self, other)
+    def fmin(self, other: Any) -> Tensor: return ops.fmin(self, other)
+    def logaddexp(self, other: Any) -> Tensor: return ops.logaddexp(self, other)
+    def hypot(self, other: Any) -> Tensor: return ops.hypot(self, other)
+    def fmod(self, other: Any) -> Tensor: return ops.fmod(self, other)
+    def remainder(self, other: Any) -> Tensor: return ops.remainder(self, other)
+    def arctan2(self, other: Any) -> Tensor: return ops.arctan2(self, other)
+    def matmul(self, other: Any) -> Tensor: return ops.matmul(self, other)
+    def dot(self, other: Any) -> Tensor: return ops.dot(self, other)
+    def vdot(self, other: Any) -> Tensor: return ops.vdot(self, other)
+    def inner(self, other: Any) -> Tensor: return ops.inner(self, other)
+    def outer(self, other: Any) -> Tensor: return ops.outer(self, other)
+    def kron(self, other: Any) -> Tensor: return ops.kron(self, other)
+    def round(self, decimals: int = 0) -> Tensor: return ops.round(self, decimals)
+    def clip(self, min: Any = None, max: Any = None) -> Tensor: return ops.clip(self, min, max)
+    def where(self, condition: Any, other: Any) -> Tensor: return ops.where(condition, self, other)
+    def masked_fill(self, mask: Any, value: Any) -> Tensor: return ops.masked_fill(self, mask, value)
+    def lerp(self, end: Any, weight: Any) -> Tensor: return ops.lerp(self, end, weight)
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
         return ops.nan_to_num(self, nan, posinf, neginf)
-
     def sum(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
         return ops.sum(self, axis, keepdims, where)
-
     def mean(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
         return ops.mean(self, axis, keepdims, where)
-
     def prod(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
         return ops.prod(self, axis, keepdims, where)
-
     def max(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
         return ops.max(self, axis, keepdims, where, initial)
-
     def min(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
         return ops.min(self, axis, keepdims, where, initial)
-
     def amax(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
         return ops.amax(self, axis, keepdims, where, initial)
-
     def amin(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
         return ops.amin(self, axis, keepdims, where, initial)
-
     def var(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Any = None) -> Tensor:
         return ops.var(self, axis, ddof, keepdims, where)
-
     def std(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Any = None) -> Tensor:
         return ops.std(self, axis, ddof, keepdims, where)
-
     def norm(self, ord: float = 2, axis: Axes = None, keepdims: bool = False) -> Tensor:
         return ops.norm(self, ord, axis, keepdims)
-
-    def logsumexp(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return ops.logsumexp(self, axis, keepdims)
-
-    def cumsum(self, axis: int | None = None) -> Tensor:
-        return ops.cumsum(self, axis)
-
-    def cumprod(self, axis: int | None = None) -> Tensor:
-        return ops.cumprod(self, axis)
-
-    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        return ops.argmax(self, axis, keepdims)
-
-    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        return ops.argmin(self, axis, keepdims)
-
-    def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return ops.any(self, axis, keepdims)
-
-    def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return ops.all(self, axis, keepdims)
-
+    def logsumexp(self, axis: Axes = None, keepdims: bool = False) -> Tensor: return ops.logsumexp(self, axis, keepdims)
+    def cumsum(self, axis: int | None = None) -> Tensor: return ops.cumsum(self, axis)
+    def cumprod(self, axis: int | None = None) -> Tensor: return ops.cumprod(self, axis)
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor: return ops.argmax(self, axis, keepdims)
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor: return ops.argmin(self, axis, keepdims)
+    def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor: return ops.any(self, axis, keepdims)
+    def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor: return ops.all(self, axis, keepdims)
     def count_nonzero(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         return ops.count_nonzero(self, axis, keepdims)
-
-    def softmax(self, axis: int = -1) -> Tensor:
-        return softmax(self, axis)
-
-    def log_softmax(self, axis: int = -1) -> Tensor:
-        return log_softmax(self, axis)
-
-    def reshape(self, *shape: Any) -> Tensor:
-        return ops.reshape(self, _shape(shape))
-
-    def transpose(self, *axes: Any) -> Tensor:
-        return ops.transpose(self, _shape(axes) if axes else None)
-
-    def permute_dims(self, axes: Any) -> Tensor:
-        return ops.permute_dims(self, axes)
-
-    def swapaxes(self, axis1: int, axis2: int) -> Tensor:
-        return ops.swapaxes(self, axis1, axis2)
-
-    def moveaxis(self, source: Any, destination: Any) -> Tensor:
-        return ops.moveaxis(self, source, destination)
-
-    def squeeze(self, axis: Axes = None) -> Tensor:
-        return ops.squeeze(self, axis)
-
-    def expand_dims(self, axis: Axes = 0) -> Tensor:
-        return ops.expand_dims(self, axis)
-
-    def broadcast_to(self, shape: Any) -> Tensor:
-        return ops.broadcast_to(self, shape)
-
-    def flatten(self) -> Tensor:
-        return ops.ravel(self)
-
-    def flip(self, axis: Axes = None) -> Tensor:
-        return ops.flip(self, axis)
-
-    def roll(self, shift: Any, axis: Axes = None) -> Tensor:
-        return ops.roll(self, shift, axis)
-
-    def rot90(self, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
-        return ops.rot90(self, k, axes)
-
-    def tile(self, reps: Any) -> Tensor:
-        return ops.tile(self, reps)
-
-    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
-        return ops.repeat(self, repeats, axis)
-
+    def softmax(self, axis: int = -1) -> Tensor: return softmax(self, axis)
+    def log_softmax(self, axis: int = -1) -> Tensor: return log_softmax(self, axis)
+    def reshape(self, *shape: Any) -> Tensor: return ops.reshape(self, _shape(shape))
+    def transpose(self, *axes: Any) -> Tensor: return ops.transpose(self, _shape(axes) if axes else None)
+    def permute_dims(self, axes: Any) -> Tensor: return ops.permute_dims(self, axes)
+    def swapaxes(self, axis1: int, axis2: int) -> Tensor: return ops.swapaxes(self, axis1, axis2)
+    def moveaxis(self, source: Any, destination: Any) -> Tensor: return ops.moveaxis(self, source, destination)
+    def squeeze(self, axis: Axes = None) -> Tensor: return ops.squeeze(self, axis)
+    def expand_dims(self, axis: Axes = 0) -> Tensor: return ops.expand_dims(self, axis)
+    def broadcast_to(self, shape: Any) -> Tensor: return ops.broadcast_to(self, shape)
+    def flatten(self) -> Tensor: return ops.ravel(self)
+    def flip(self, axis: Axes = None) -> Tensor: return ops.flip(self, axis)
+    def roll(self, shift: Any, axis: Axes = None) -> Tensor: return ops.roll(self, shift, axis)
+    def rot90(self, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor: return ops.rot90(self, k, axes)
+    def tile(self, reps: Any) -> Tensor: return ops.tile(self, reps)
+    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor: return ops.repeat(self, repeats, axis)
     def pad(self, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
         return ops.pad(self, pad_width, mode, constant_values)
-
-    def tril(self, k: int = 0) -> Tensor:
-        return ops.tril(self, k)
-
-    def triu(self, k: int = 0) -> Tensor:
-        return ops.triu(self, k)
-
-    def diag(self, k: int = 0) -> Tensor:
-        return ops.diag(self, k)
-
+    def tril(self, k: int = 0) -> Tensor: return ops.tril(self, k)
+    def triu(self, k: int = 0) -> Tensor: return ops.triu(self, k)
+    def diag(self, k: int = 0) -> Tensor: return ops.diag(self, k)
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         return ops.diagonal(self, offset, axis1, axis2)
-
     def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         return ops.trace(self, offset, axis1, axis2)
-
     def split(self, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
         return ops.split(self, indices_or_sections, axis)
-
     def array_split(self, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
         return ops.array_split(self, indices_or_sections, axis)
-
-    def take(self, indices: Any, axis: int | None = None) -> Tensor:
-        return ops.take(self, indices, axis)
-
-    def take_along_axis(self, indices: Any, axis: int = -1) -> Tensor:
-        return ops.take_along_axis(self, indices, axis)
-
+    def take(self, indices: Any, axis: int | None = None) -> Tensor: return ops.take(self, indices, axis)
+    def take_along_axis(self, indices: Any, axis: int = -1) -> Tensor: return ops.take_along_axis(self, indices, axis)
     def put_along_axis(self, indices: Any, values: Any, axis: int = -1) -> Tensor:
         return ops.put_along_axis(self, indices, values, axis)
-
     def scatter_add(self, indices: Any, values: Any, axis: int = -1) -> Tensor:
         return ops.scatter_add(self, indices, values, axis)
-
-    def sort(self, axis: int = -1) -> Tensor:
-        return ops.sort(self, axis)
-
-    def argsort(self, axis: int = -1) -> Tensor:
-        return ops.argsort(self, axis)
-
-    def topk(self, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
-        return ops.topk(self, k, axis)
-
-    def tensordot(self, other: Any, axes: Any = 2) -> Tensor:
-        return ops.tensordot(self, other, axes)
-
-    def stop_gradient(self) -> Tensor:
-        return ops.stop_gradient(self)
+    def sort(self, axis: int = -1) -> Tensor: return ops.sort(self, axis)
+    def argsort(self, axis: int = -1) -> Tensor: return ops.argsort(self, axis)
+    def topk(self, k: int, axis: int = -1) -> tuple[Tensor, Tensor]: return ops.topk(self, k, axis)
+    def tensordot(self, other: Any, axes: Any = 2) -> Tensor: return ops.tensordot(self, other, axes)
+    def stop_gradient(self) -> Tensor: return ops.stop_gradient(self)
+    # fmt: on
 
     def astype(self, dtype: DType) -> Tensor:
         """The numbers in another dtype; a gradient flows through between floating-point ones."""
@@ -818,11 +561,16 @@ def _compare(name: str) -> Callable[[Any, Any], Tensor]:
 
 
 # NumPy functions that look at numbers and make none that a gradient could flow through.
-INSPECTING = frozenset(
-    "shape ndim size allclose isclose array_equal array_equiv array_repr array_str array2string iscomplexobj "
-    "isrealobj result_type can_cast may_share_memory shares_memory copyto searchsorted nonzero".split()
+# fmt: off
+INSPECTING = {
+    "shape", "ndim", "size", "allclose", "isclose", "array_equal", "array_equiv", "array_repr", "array_str",
+    "array2string", "iscomplexobj", "isrealobj", "result_type", "can_cast", "may_share_memory", "shares_memory",
+    "searchsorted", "nonzero",
+}
+_COMPARISONS = (
+    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
 )
-_COMPARISONS = "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor".split()
+# fmt: on
 _OWN = {name: operation for name, operation in core.REGISTRY.items() if hasattr(np, name)}
 NUMPY_UFUNCS: dict[str, Any] = _OWN | {name: _compare(name) for name in _COMPARISONS}
 NUMPY_FUNCTIONS: dict[str, Any] = _OWN | {

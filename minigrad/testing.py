@@ -1,7 +1,7 @@
 """The instruments that prove derivatives: comparison with central differences, and random inputs for any operation.
 
 A derivative is right if it agrees with ``(f(x + h) - f(x - h)) / 2h``. In float64 with h = 1e-6 that quotient is off by
-h² from what it leaves out and by 1e-16 / h from rounding, 1e-10 in all; a rule that is wrong by a thousandth stands out.
+h² from what it leaves out and by 1e-16 / h from rounding, 1e-10 in all; a rule wrong by a thousandth stands out.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Function:
             raise GradientError("a function that gives the same results at every call", "different ones", hint)
         whole = values.size <= LIMIT and all(x.size <= LIMIT for x in self.point)
         rng = np.random.default_rng(0)
-        probes = np.eye(values.size) if whole else _signs(rng, values.size)
+        probes = np.eye(values.size) if whole or values.size <= DIRECTIONS else _signs(rng, values.size)
         for k, rows in enumerate(_pullbacks(probes, leaves, outs)):
             size = self.point[k].size
             directions = np.eye(size) if size <= LIMIT else _signs(rng, size)
@@ -145,7 +145,7 @@ class _Function:
                     halves = _halves(worst.direction)
                     misses = [self.miss(k, d, probes, rows, whole, eps, atol, rtol) for d in halves]
                     worst = max(misses, key=lambda miss: miss.size)
-                raise self.complaint(k, worst, outs, whole)
+                raise self.complaint(k, worst, outs, single=len(probes) == values.size)
 
     def miss(
         self, k: int, direction: Host, probes: Host, rows: Host, whole: bool, eps: float, atol: float, rtol: float
@@ -156,22 +156,23 @@ class _Function:
         above, below = x + step, x - step
         up, down = (self.values([*self.point[:k], y, *self.point[k + 1 :]]) for y in (above, below))
         moved = (above - below).reshape(-1)
-        width = np.abs(moved).max()
+        places, width = np.flatnonzero(moved), np.abs(moved).max()
+        moves = rows[:, places] * (moved[places] / width)  # what each element adds to each probe
         with np.errstate(invalid="ignore"):
-            slope = (up - down) / width
-            got, expected = rows @ (moved / width), probes @ slope
-            noise = np.sqrt(probes**2 @ ((np.abs(up) + np.abs(down)) * (ROUNDING / width)) ** 2)
-            entry = np.abs(expected) if whole else np.minimum(_rms(rows * (moved / width)), _rms(slope[None]))
+            slope, noise = (up - down) / width, (np.abs(up) + np.abs(down)) * (ROUNDING / width)
+            got, expected, entry = moves.sum(axis=1), slope, np.abs(slope)
+            if not whole:  # each probe is a sum of all results with signs; an entry of it has their typical size
+                expected, noise, entry = probes @ slope, np.linalg.norm(noise), np.minimum(_rms(moves), _rms(slope))
             sizes = np.abs(got - expected) / (atol + rtol * entry + noise)
         sizes[np.isnan(sizes)] = np.inf
         worst = int(np.argmax(sizes))
         return _Miss(float(sizes[worst]), worst, direction, float(expected[worst]), float(got[worst]))
 
-    def complaint(self, k: int, worst: _Miss, outs: Sequence[Tensor], whole: bool) -> GradientError:
+    def complaint(self, k: int, worst: _Miss, outs: Sequence[Tensor], single: bool) -> GradientError:
         """The error that names the argument, its worst entry, and the two numbers."""
         place = int(np.flatnonzero(worst.direction)[0])
         entry = _entry(place, self.point[k].shape)
-        result = _result(worst.probe, outs) if whole else "a random sum of the results"
+        result = _result(worst.probe, outs) if single else "a random sum of the results"
         off = abs(worst.got - worst.expected) / abs(worst.expected) if worst.expected else np.inf
         return GradientError(
             f"the derivative of {result} by {self.names[k]}{entry}: {worst.expected:.9g}, from central differences",
@@ -207,8 +208,9 @@ def _halves(direction: Host) -> tuple[Host, Host]:
 
 
 def _rms(rows: Host) -> Host:
-    """Root mean square of what isn't 0 in each row."""
-    return np.sqrt((rows**2).sum(1) / np.maximum(np.count_nonzero(rows, 1), 1))
+    """Root mean square of what isn't 0 along the last axis."""
+    sizes: Host = np.sqrt((rows**2).sum(-1) / np.maximum(np.count_nonzero(rows, -1), 1))
+    return sizes
 
 
 def _sequence(inputs: Any) -> list[Any]:

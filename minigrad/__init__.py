@@ -13,16 +13,19 @@ from minigrad.anomaly import detect_anomaly
 from minigrad.backward import grad
 from minigrad.core import REGISTRY, primitive
 from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
+from minigrad.drawing import draw
 from minigrad.errors import MiniGradError
 from minigrad.functional import checkpoint, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from minigrad.fused import fused
 from minigrad.kernels.softmax import log_softmax, softmax
+from minigrad.memory import memory_summary, track_memory
 from minigrad.ops.elementwise import *
 from minigrad.ops.index import *
 from minigrad.ops.linalg import *
 from minigrad.ops.reduce import *
 from minigrad.ops.shape import *
 from minigrad.parallel import get_num_threads, set_num_threads
+from minigrad.profiling import profile
 from minigrad.recording import enable_grad, is_grad_enabled, no_grad
 from minigrad.serialize import load, save
 from minigrad.tensor import Tensor
@@ -35,10 +38,10 @@ __version__ = "0.1.0"
 # fmt: off
 __all__ = [
     "REGISTRY", "MiniGradError", "Tensor", "abs", "arange", "asarray", "backend", "checkpoint", "cuda",
-    "detect_anomaly", "enable_grad",
-    "errors", "eye", "from_dlpack", "full", "functional", "fused", "get_num_threads", "grad", "gradcheck",
-    "gradgradcheck", "hessian", "hvp", "is_grad_enabled", "jacobian", "jvp", "load", "log_softmax", "no_grad", "ones",
-    "parallel", "primitive", "random", "save", "set_num_threads", "softmax", "tensor", "value_and_grad", "vjp", "zeros",
+    "detect_anomaly", "draw", "enable_grad", "errors", "eye", "from_dlpack", "full", "functional", "fused",
+    "get_num_threads", "grad", "gradcheck", "gradgradcheck", "hessian", "hvp", "is_grad_enabled", "jacobian", "jvp",
+    "load", "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive", "profile", "random", "save",
+    "set_num_threads", "softmax", "tensor", "track_memory", "value_and_grad", "vjp", "zeros",
 ]
 # fmt: on
 __all__ += ops.elementwise.__all__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,17 @@ from minigrad.backward import unbroadcast
 from minigrad.core import Node, Primitive
 from minigrad.errors import NonFiniteError
 from minigrad.fused import Fused
-from minigrad.observe import Instrument, Line, calling_lines, frames, node_of, notes, raw
+from minigrad.observe import (
+    Instrument,
+    Line,
+    argument_name,
+    arguments_by_name,
+    calling_lines,
+    frames,
+    node_of,
+    notes,
+    raw,
+)
 
 # ---- numbers that are not finite ------------------------------------------------------------------------------------
 
@@ -33,12 +43,13 @@ class _Count(NamedTuple):
     def bad(self) -> int:
         return self.nan + self.infinite
 
-    def worse_than(self, before: _Count) -> bool:
-        """Whether something went wrong here: non-finite numbers out of finite ones, or NaN out of none."""
-        return self.nan > before.nan == 0 or self.infinite > before.bad == 0
+    def is_fault(self, before: _Count) -> bool:
+        """Whether to stop here, at results like these of inputs like those: NaN always, infinities of finite ones."""
+        return self.nan > 0 or self.infinite > before.bad == 0
 
     def as_input(self) -> str:
-        return "into which infinite numbers went, but no NaN" if self.bad else "into which finite numbers went"
+        """What to say of inputs like these, none of them NaN."""
+        return "into which infinite numbers went" if self.bad else "into which finite numbers went"
 
     def __str__(self) -> str:
         kinds = ((self.nan, "NaN"), (self.infinite, "infinite"))
@@ -74,13 +85,13 @@ class _Call(NamedTuple):
     """A forward call, as far as it is needed to tell of it later."""
 
     operation: str
-    arguments: tuple[tuple[Any, ...], ...]  # name, dtype and shape of each array, name and value of each number
+    arguments: tuple[tuple[Any, ...], ...]  # of an array: name, dtype, shape, own name; of a number: name, value
     line: Line | None
     layer: Line | None
     inside: str  # the operation whose derivative this call is a part of, or ""
 
     def __str__(self) -> str:
-        arguments = (f"{name}: {' '.join(map(str, facts))}" for name, *facts in self.arguments)
+        arguments = (f"{name}: {' '.join(map(str, facts)).rstrip()}" for name, *facts in self.arguments)
         called = f"{self.operation}({', '.join(arguments)})"
         if self.inside:
             called += f" in the derivative of {self.inside}"
@@ -88,18 +99,12 @@ class _Call(NamedTuple):
         return called + place + (f" (through {self.layer})" if self.layer else "")
 
 
-def _named(primitive: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments of a call with their names; those of a leading list are numbered."""
-    names = list(primitive.position)
-    extra = len(arguments) - len(names) + 1 if primitive.sequence else 0
-    if primitive.sequence:
-        names[:1] = [f"{names[0]}[{i}]" for i in range(extra)]
-    return zip(names, arguments, strict=True)
-
-
-def _facts(primitive: Any, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-    named = list(_named(primitive, arguments))
-    arrays = [(name, a.dtype, a.shape) for name, a in named if is_array(a)]
+def _facts(primitive: Any, arguments: Sequence[Any], node: Node | None) -> tuple[tuple[Any, ...], ...]:
+    """What a :class:`_Call` keeps of its arguments; of a leaf with a name that too."""
+    named = arguments_by_name(primitive, arguments).items()
+    edges = zip(node.plan.wrt, node.parents, strict=True) if node is not None else ()
+    names = {argument_name(primitive, i): repr(edge.name) for i, edge in edges if getattr(edge, "name", None)}
+    arrays = [(name, a.dtype, a.shape, names.get(name, "")) for name, a in named if is_array(a)]
     return (*arrays, *((name, a) for name, a in named if isinstance(a, int | float | np.generic)))
 
 
@@ -120,10 +125,11 @@ def _differentiated() -> str:
 class detect_anomaly(Instrument):
     """Stop at the first operation that makes a NaN or an infinity, forward or backward, and say where it was called.
 
-    At fault is the first operation whose inputs, constants included, are all finite and whose result is not: the -∞ of
-    a mask is no fault, nor is what comes of it; a NaN is one also where it comes of infinities (∞ - ∞, 0 · ∞). In the
-    backward pass it is the first node whose incoming gradient and residuals are finite and one of whose gradients is
-    not. The NonFiniteError names the operation, its shapes and dtypes, and the line of the forward call.
+    At fault is the first operation whose inputs, constants included, are all finite and whose result is not; in the
+    backward pass the first whose incoming gradient and residuals are finite and one of whose gradients is not. So the
+    -∞ of a mask is no fault, nor are infinities that come of it. A NaN always is: where it comes of infinities (∞ - ∞,
+    0 · ∞), and where it came in with a weight or with data; then it is that argument which is named. The
+    NonFiniteError tells the operation, its shapes and dtypes, and the line of the forward call.
 
     NumPy's warnings of overflow and invalid values are silent inside. Every number is looked at: expect each operation
     on small arrays to take several times as long, on large ones one pass over memory more.
@@ -136,7 +142,7 @@ class detect_anomaly(Instrument):
     ...         y.sum().backward()
     ...     except mg.errors.NonFiniteError as error:
     ...         print(error.expected)
-    finite gradients from 'sqrt', into which finite numbers went
+    finite gradients of 'sqrt', into which finite numbers went
     """
 
     def __init__(self) -> None:
@@ -152,31 +158,26 @@ class detect_anomaly(Instrument):
         self._silent.pop().__exit__()
         super().__exit__()
 
-    def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, seconds: float) -> None:
+    def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """Judge a result, and leave on its node where the call came from."""
-        node = node_of(result)
-        found = _count(out)
-        before = _count(arguments) if found.bad else found
-        if node is None and not found.worse_than(before):
+        node, found = node_of(result), _count(out)
+        fault = found.bad and found.is_fault(_count(arguments))
+        if node is None and not fault:
             return
         inside = _differentiated()
-        call = _Call(primitive.name, _facts(primitive, arguments), *calling_lines(), inside)
+        call = _Call(primitive.name, _facts(primitive, arguments, node), *calling_lines(), inside)
         if node is not None:
             notes(node)["call"] = call
-        if found.worse_than(before) and not inside:  # a derivative is judged by the gradients that come out of it
-            raise NonFiniteError(
-                f"a finite result of {primitive.name!r}, {before.as_input()}",
-                f"{found} in the result of {call}",
-                "look at the numbers that went in; clip or shift them, or compute in a stable form",
-            )
+        if fault and not inside:  # a derivative is judged by the gradients that come out of it
+            into = {f"argument {name!r}": value for name, value in arguments_by_name(primitive, arguments).items()}
+            hint = "look at the numbers that went in; clip or shift them, or compute in a stable form"
+            raise _error(f"a finite result of {primitive.name!r}", into, f"{found} in the result", str(call), hint)
 
-    def backward(self, node: Node, g: Any, gradients: list[Any], seconds: float) -> None:
+    def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
         """Judge the gradients that a node sends to its parents, as they will arrive there."""
-        arrived = [_fitted(gradient, edge) for gradient, edge in zip(gradients, node.parents, strict=True)]
-        found = [_count(gradient) for gradient in arrived]
+        found = [_count(_fitted(gradient, edge)) for gradient, edge in zip(gradients, node.parents, strict=True)]
         total = _sum(found)
-        before = _count([g, *node.residuals]) if total.bad else total
-        if not total.worse_than(before) or _differentiated():
+        if not total.bad or not total.is_fault(_count([g, *node.residuals])) or _differentiated():
             return
         worst = next(k for k, count in enumerate(found) if count.bad)
         call = (node.note or {}).get("call")
@@ -184,11 +185,20 @@ class detect_anomaly(Instrument):
         if call is None:
             call = f"{node.primitive.name}, result {node.dtype} {node.shape}"
             hint = "put the forward pass into detect_anomaly() too, to see where it was called"
-        raise NonFiniteError(
-            f"finite gradients from {node.primitive.name!r}, {before.as_input()}",
-            f"{found[worst]} in the gradient of {_argument(node, worst)} of {call}",
-            hint,
-        )
+        into = {"its incoming gradient": g}
+        into |= {f"{name!r}, which it kept": a for name, a in zip(node.plan.names, node.residuals, strict=False)}
+        where = f"{found[worst]} in the gradient of {argument_name(node.primitive, node.plan.wrt[worst])!r}"
+        raise _error(f"finite gradients of {node.primitive.name!r}", into, where, str(call), hint)
+
+
+def _error(expected: str, into: dict[str, Any], found: str, call: str, hint: str) -> NonFiniteError:
+    """The error for what was ``found`` in a result; where NaN came in already, it tells of that."""
+    for name, value in into.items():
+        count = _count(value)
+        if count.nan:
+            hint = "a weight or data that hold NaN: look at what made them; here they are only used"
+            return NonFiniteError(f"{expected}, into which no NaN should go", f"{count} in {name} of {call}", hint)
+    return NonFiniteError(f"{expected}, {_count(list(into.values())).as_input()}", f"{found} of {call}", hint)
 
 
 def _fitted(gradient: Any, edge: Any) -> Any:
@@ -199,10 +209,3 @@ def _fitted(gradient: Any, edge: Any) -> Any:
     if gradient.shape != edge.shape:
         gradient = unbroadcast(gradient, edge.shape)
     return gradient.astype(edge.dtype, copy=False)
-
-
-def _argument(node: Node, k: int) -> str:
-    """The name of the argument whose gradient is the k-th."""
-    position = node.plan.wrt[k]
-    names = list(node.primitive.position)
-    return f"{names[0]}[{position}]" if node.primitive.sequence else names[position]

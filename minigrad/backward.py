@@ -80,9 +80,8 @@ class Pass:
         gradients = node.primitive.pull(node, g, self.create_graph)
         residuals, parents = node.residuals, node.parents
         if core.observers:
-            seconds = time.perf_counter() - started
             for observer in tuple(core.observers):
-                observer.backward(node, g, gradients, seconds)
+                observer.backward(node, g, gradients, started)
         if not self.retain_graph:
             node.release()
         for k, edge in enumerate(parents):
@@ -116,13 +115,18 @@ class Pass:
             if isinstance(edge, Node):
                 heapq.heappush(self.heap, (-edge.number, edge))
         elif type(g) is tuple:
-            self.pending[edge] = tuple(b if a is None else a for a, b in zip(before, g, strict=True))
+            self.pending[edge] = tuple(_sum(a, b) for a, b in zip(before, g, strict=True))
         elif edge in self.owned:
             before += g
         else:
             self.pending[edge] = before + g
             if not self.create_graph and g.shape != ():  # a sum of shape () is a NumPy number, which has no place
                 self.owned.add(edge)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """The sum of two gradients, either of which may be None."""
+    return b if a is None else a if b is None else a + b
 
 
 def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:

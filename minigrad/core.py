@@ -93,7 +93,7 @@ class Node:
 
     def release(self) -> None:
         """Let go of all that was kept; a later backward pass through here is refused."""
-        self.parents = self.residuals = self.versions = None
+        self.parents = self.residuals = self.versions = self.note = None
 
     def check(self) -> None:
         """Refuse to run on a freed graph, or on residuals that changed after they were recorded."""
@@ -134,6 +134,7 @@ class Plan:
     watched: tuple[int, ...]  # positions of the arguments that are residuals
     watches_out: bool
     lifts: tuple[tuple[int, int], ...]  # (residual, index into wrt): which residuals are arguments with a gradient
+    needs: tuple[bool, ...] = ()  # for each argument with a rule
 
 
 # ---- 2. primitives --------------------------------------------------------------------------------------------------
@@ -153,13 +154,19 @@ def sample(*arrays: Any, **params: Any) -> Sample:
 
 
 class Observer:
-    """What an instrument may hear of. Append one to ``observers``; it must not change what it is shown."""
+    """What an instrument may hear of. Append one to ``observers``; it must not change what it is shown.
 
-    def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, seconds: float) -> None:
+    ``started`` is when what it is told of began, on the clock of ``time.perf_counter``; it has just ended.
+    """
+
+    def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """An operation ran: its arguments and result as arrays, and the Tensor (or tuple) that it gave."""
 
-    def backward(self, node: Node, g: Any, gradients: list[Any], seconds: float) -> None:
+    def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
         """A node's rules ran: the gradient that came in, and those of ``node.parents``."""
+
+    def definition(self, primitive: Any, started: float) -> None:
+        """A fused operation ran as its definition, since no kernel takes its arguments; its parts were told before."""
 
 
 class Operation(Generic[P]):
@@ -191,9 +198,28 @@ class Operation(Generic[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self.function(*args, **kwargs)
 
+    def _misused(self, got: str) -> CallError:
+        hint = {"dim=": "minigrad follows NumPy: axis=", "keepdim=": "minigrad follows NumPy: keepdims="}.get(got, "")
+        return CallError(f"{self.name}{inspect.signature(self.function)}", got, hint)
+
+    def _speaks_for_itself(self, error: Exception) -> bool:
+        """Whether an error needs no explanation: one of ours, or of a user's own function."""
+        return isinstance(error, MiniGradError) or not self.function.__module__.startswith("minigrad")
+
 
 class Composite(Operation[P]):
     """A function written in terms of primitives; it needs no rule and is registered to be tested like one."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            return self.function(*args, **kwargs)
+        except (ValueError, TypeError, IndexError, AttributeError) as error:
+            if self._speaks_for_itself(error):
+                raise
+            unknown = [f"{name}=" for name in kwargs if name not in inspect.signature(self.function).parameters]
+            if unknown:
+                raise self._misused(unknown[0]) from None
+            raise explain(self.name, [getattr(value, "_data", value) for value in args], error) from None
 
 
 class Primitive(Operation[P]):
@@ -275,15 +301,14 @@ class Primitive(Operation[P]):
             else:
                 raw.append(value)
         if not tensors:
-            return self._run(raw, count)[0]
+            return self._run(raw, count, None)[0]
         started = time.perf_counter() if observers else 0.0
-        out, extras = self._run(raw, count)
         plan = self._plan(tuple(wrt), count) if wrt and mode.recording else None
+        out, extras = self._run(raw, count, plan)
         result = self._record(plan, values, raw, out, extras)
         if observers:
-            seconds = time.perf_counter() - started
             for observer in tuple(observers):
-                observer.forward(self, raw, out, result, seconds)
+                observer.forward(self, raw, out, result, started)
         return result
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
@@ -299,15 +324,11 @@ class Primitive(Operation[P]):
                 raise self._misused(f"{len(args) + len(kwargs)} arguments")
         return values
 
-    def _misused(self, got: str) -> CallError:
-        hint = {"dim=": "minigrad follows NumPy: axis=", "keepdim=": "minigrad follows NumPy: keepdims="}.get(got, "")
-        return CallError(f"{self.name}{inspect.signature(self.function)}", got, hint)
-
-    def _run(self, raw: list[Any], count: int) -> tuple[Any, dict[str, Any]]:
+    def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
         try:
             return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
         except (ValueError, TypeError, IndexError) as error:
-            if isinstance(error, MiniGradError) or not self.function.__module__.startswith("minigrad"):
+            if self._speaks_for_itself(error):
                 raise
             raise explain(self.name, raw, error) from None
 
@@ -317,7 +338,7 @@ class Primitive(Operation[P]):
             return self._record_several(plan, values, raw, out, extras)
         result = Tensor._wrap(out)
         out = result._data
-        if self.view and out.base is not None and isinstance(values[0], Tensor):
+        if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
             result._version = values[0]._version
         if plan is not None and is_floating(out.dtype):
             node = self._node(plan, values, raw, out, extras, out.shape, out.dtype)
@@ -378,7 +399,7 @@ class Primitive(Operation[P]):
             for k, name in enumerate(names)
             if not self.sequence and self.position.get(name) in wrt
         )
-        return Plan(tuple(wrt), tuple(names), fetch, tuple(calls), tuple(watched), "out" in names, lifts)
+        return Plan(tuple(wrt), tuple(names), fetch, tuple(calls), tuple(watched), "out" in names, lifts, needs)
 
     def _kept_besides(self) -> tuple[str, ...]:
         return ()
@@ -423,12 +444,16 @@ class Primitive(Operation[P]):
             residuals[k] = connected(residuals[k], node.parents[index])
         for k, name in enumerate(node.plan.names):
             if name == "out":
-                several = type(residuals[k]) is tuple
-                residuals[k] = residuals[k] if several else connected(residuals[k], node)
+                residuals[k] = _connected_result(residuals[k], node)
             elif self.sequence and self.position.get(name) == 0:
                 edges = dict(zip(node.plan.wrt, node.parents, strict=True))
                 residuals[k] = [connected(a, edges[i]) if i in edges else a for i, a in enumerate(residuals[k])]
         return residuals
+
+
+def _is_view(out: Any, x: Any) -> bool:
+    """Whether ``out``, the result of a view operation on ``x``, shares its memory: a view's base is what owns that."""
+    return out.base is not None and (out.base is x or out.base is x.base)
 
 
 def residual_names(rule: Rule) -> tuple[str, ...]:
@@ -459,6 +484,15 @@ def attach_several(results: Sequence[Any], node: Node) -> None:
 def connected(array: Any, edge: Any) -> Any:
     """``array`` as the Tensor that ``edge``, a Node or a leaf, stands for."""
     return edge if isinstance(edge, Tensor) else attach(Tensor._wrap(array), edge)
+
+
+def _connected_result(out: Any, node: Node) -> Any:
+    """The result of ``node``, or the tuple of its results, as Tensors that stand for it in the graph."""
+    if type(out) is not tuple:
+        return connected(out, node)
+    results = tuple(Tensor._wrap(piece) for piece in out)
+    attach_several(results, node)
+    return results
 
 
 def register(made: Made) -> Made:
@@ -505,10 +539,10 @@ def explain(name: str, raw: Sequence[Any], error: Exception) -> MiniGradError:
     seen = ", ".join(f"{a.dtype} {a.shape}" for a in arrays) or ", ".join(type(value).__name__ for value in raw)
     if len(devices) > 1:
         return DeviceError(f"arrays of one device in {name!r}", f"{seen} on {' and '.join(devices)}", "move with .to()")
-    kinds: list[tuple[type[Exception], type[MiniGradError]]] = [
+    kinds: list[tuple[Any, type[MiniGradError]]] = [
         (np.exceptions.AxisError, AxisError),
         (IndexError, IndexRangeError),
-        (TypeError, DTypeError),
+        ((TypeError, AttributeError), DTypeError),
     ]
     kind: type[MiniGradError] = next((ours for theirs, ours in kinds if isinstance(error, theirs)), ShapeError)
     return kind(f"arguments that fit {name!r}", f"{seen}: {error}")

@@ -7,6 +7,7 @@ from outside, belongs to a graph that is being recorded, the results belong to i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from minigrad import ops, random
 from minigrad.backend import array_module, is_floating
 from minigrad.backward import Pass, grad, nodes_behind
-from minigrad.core import Node, Plan, attach, attach_several, connected
+from minigrad.core import Node, Plan, attach, attach_several, connected, observers
 from minigrad.creation import asarray
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.recording import enable_grad, is_grad_enabled
@@ -248,8 +249,8 @@ class _Recompute:
 
     name, view, elementwise, sequence = "checkpoint", False, False, False
 
-    def __init__(self, fn: Function, args: Sequence[Any], edges: list[Any], state: dict[str, Any]) -> None:
-        self.fn, self.args, self.edges, self.state = fn, args, edges, state
+    def __init__(self, fn: Function, sources: Sequence[Any], edges: list[Any], state: dict[str, Any]) -> None:
+        self.fn, self.sources, self.edges, self.state = fn, sources, edges, state
         self.position = {f"input {i}": i for i in range(len(edges))}
 
     def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
@@ -258,7 +259,7 @@ class _Recompute:
         random.set_state(self.state)
         try:
             with enable_grad():
-                out = self.fn(*[make() for make in self.args])
+                out = self.fn(*[_again(a, source) for a, source in zip(node.residuals, self.sources, strict=True)])
         finally:
             random.set_state(now)
         outs, gradients = _several(out), g if isinstance(g, tuple) else (g,)
@@ -279,7 +280,7 @@ def checkpoint(fn: Function, *args: Any) -> Any:
     """
     if not is_grad_enabled():
         return fn(*args)
-    state = random.get_state()
+    state, started = random.get_state(), time.perf_counter()
     start = _now()
     out = fn(*args)
     outs = _several(out)
@@ -289,10 +290,10 @@ def checkpoint(fn: Function, *args: Any) -> Any:
     if not edges:
         return out
     node = Node(
-        _Recompute(fn, [_again(a) for a in args], edges, state),
-        Plan(tuple(range(len(edges))), (), (), (), (), False, ()),
+        _Recompute(fn, [a._node if isinstance(a, Tensor) else None for a in args], edges, state),
+        Plan(tuple(range(len(edges))), tuple(f"argument {i}" for i in range(len(args))), (), (), (), False, ()),
         tuple(edges),
-        [],
+        [a._data if isinstance(a, Tensor) and a._node is not None else a for a in args],
         (),
         None,
     )
@@ -300,10 +301,21 @@ def checkpoint(fn: Function, *args: Any) -> Any:
     results = [o.detach() for o in outs]
     if isinstance(out, Tensor):
         node.shape, node.dtype = out.shape, out.dtype
-        return attach(results[0], node)
-    node.shape, node.dtype = tuple(r.shape for r in results), tuple(r.dtype for r in results)
-    attach_several(results, node)
-    return type(out)(results)
+        attach(results[0], node)
+    else:
+        node.shape, node.dtype = tuple(r.shape for r in results), tuple(r.dtype for r in results)
+        attach_several(results, node)
+    result = results[0] if isinstance(out, Tensor) else type(out)(results)
+    _tell(node, result, started)
+    return result
+
+
+def _tell(node: Node, result: Any, started: float) -> None:
+    """Tell the observers of a checkpoint as of any operation."""
+    result = result if isinstance(result, Tensor) else tuple(result)
+    out = result._data if isinstance(result, Tensor) else tuple(part._data for part in result)
+    for observer in tuple(observers):
+        observer.forward(node.primitive, node.residuals, out, result, started)
 
 
 def _sources(roots: Sequence[Any], start: int) -> list[Any]:
@@ -316,9 +328,6 @@ def _sources(roots: Sequence[Any], start: int) -> list[Any]:
     return list(dict.fromkeys(e for edges in (roots, *(n.parents for n in inside)) for e in edges if older(e)))
 
 
-def _again(value: Any) -> Callable[[], Any]:
-    """A way to get the same argument once more without keeping the Tensor, which would keep its own history alive."""
-    if not isinstance(value, Tensor) or value._node is None:
-        return lambda: value
-    array, edge = value._data, value._node
-    return lambda: connected(array, edge)
+def _again(kept: Any, source: Node | None) -> Any:
+    """The same argument once more, from its array alone: to keep the Tensor would keep its own history alive."""
+    return kept if source is None else connected(kept, source)

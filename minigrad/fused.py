@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -10,8 +12,7 @@ import numpy as np
 from minigrad import core
 from minigrad.backend import array_module
 from minigrad.backward import grad
-from minigrad.core import Node, Primitive
-from minigrad.errors import MiniGradError
+from minigrad.core import Node, Plan, Primitive
 from minigrad.recording import enable_grad
 
 P = ParamSpec("P")
@@ -31,10 +32,14 @@ class Fused(Primitive[P]):
         super().__init__(function, **facts)
         self.definition: Callable[..., Any] = function
         self.kernel: Callable[..., Any] | None = None
+        self.asks_needs = False  # whether the forward kernel wants to know which gradients will be asked for
 
     def defforward(self, kernel: F) -> F:
-        """Decorate the forward kernel: arguments as arrays to ``(result, {name: residual})``."""
-        self.kernel = kernel
+        """Decorate the forward kernel: arguments as arrays to ``(result, {name: residual})``.
+
+        A kernel with a parameter ``needs`` (with a default for "none") is told which gradients will be asked for.
+        """
+        self.kernel, self.asks_needs = kernel, "needs" in inspect.signature(kernel).parameters
         return kernel
 
     def defbackward(self, *names: str) -> Callable[[F], F]:
@@ -49,20 +54,28 @@ class Fused(Primitive[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.kernel is None or not self.runs_on(args):
-            return self.definition(*args, **kwargs)
+            return self._defined(args, kwargs)
         return super().__call__(*args, **kwargs)
+
+    def _defined(self, args: Any, kwargs: Any) -> Any:
+        started = time.perf_counter() if core.observers else 0.0
+        out = self.definition(*args, **kwargs)
+        for observer in tuple(core.observers):
+            observer.definition(self, started)
+        return out
 
     def runs_on(self, args: Sequence[Any]) -> bool:
         """Whether there is a kernel for these arguments; the NumPy pair takes what lies on the CPU."""
         return array_module(*[a._data if isinstance(a, core.Tensor) else a for a in args]) is np
 
-    def _run(self, raw: list[Any], count: int) -> tuple[Any, dict[str, Any]]:
+    def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
         assert self.kernel is not None
+        told = {"needs": plan.needs} if plan and self.asks_needs else {}
         try:
-            result: tuple[Any, dict[str, Any]] = self.kernel(*raw)
+            result: tuple[Any, dict[str, Any]] = self.kernel(*raw, **told)
             return result
         except (ValueError, TypeError, IndexError) as error:
-            if isinstance(error, MiniGradError) or not self.function.__module__.startswith("minigrad"):
+            if self._speaks_for_itself(error):
                 raise
             raise core.explain(self.name, raw, error) from None
 
@@ -71,9 +84,11 @@ class Fused(Primitive[P]):
         if not create_graph:
             return super().pull(node, g, create_graph)
         lifted = dict(zip(node.plan.names, self.lift(node), strict=True))
+        names = list(self.position)
         with enable_grad():
-            out = self.definition(*[lifted[name] for name in self.position])
-        inputs = [lifted[name] for i in node.plan.wrt for name, p in self.position.items() if p == i]
+            inputs = [lifted[names[i]].reshape(node.parents[k].shape) for k, i in enumerate(node.plan.wrt)]
+            lifted |= {names[i]: x for i, x in zip(node.plan.wrt, inputs, strict=True)}  # one node each, also if shared
+            out = self.definition(*[lifted[name] for name in names])
         return list(grad(out, inputs, g, create_graph=True, allow_unused=True))
 
 

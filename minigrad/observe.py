@@ -9,12 +9,13 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from minigrad import core
+from minigrad.backend import is_array
 from minigrad.core import Node, Observer
 from minigrad.errors import GraphError
 
@@ -47,7 +48,20 @@ def node_of(result: Any) -> Node | None:
     return picks[0].parents[0] if picks else None
 
 
-def notes(node: Node) -> dict[str, Any]:
+def argument_name(primitive: Any, position: int) -> str:
+    """The name of an argument; those of a leading list are numbered: ``arrays[0]``, ``arrays[1]``."""
+    names = list(primitive.position)
+    return f"{names[0]}[{position}]" if primitive.sequence else names[position]
+
+
+def arguments_by_name(primitive: Any, arguments: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of a call, those of a leading list one by one."""
+    listed = len(arguments) - len(primitive.position) + 1 if primitive.sequence else 0
+    names = [*(argument_name(primitive, i) for i in range(listed)), *list(primitive.position)[primitive.sequence :]]
+    return dict(zip(names, arguments, strict=False))
+
+
+def notes(node: Node) -> dict[Any, Any]:
     """What the instruments wrote on a node, each under a key of its own."""
     if node.note is None:
         node.note = {}
@@ -56,7 +70,7 @@ def notes(node: Node) -> dict[str, Any]:
 
 # ---- where the user called ------------------------------------------------------------------------------------------
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).parent.parent
 _OURS = tuple(f"{_ROOT / package}{os.sep}" for package in ("minigrad", "nn", "optim"))
 _LAYERS = _OURS[1]
 
@@ -89,3 +103,52 @@ def calling_lines() -> tuple[Line | None, Line | None]:
         if layer is None and file.startswith(_LAYERS):
             layer = Line(file, frame.f_lineno)
     return None, layer
+
+
+# ---- arrays and the memory under them -------------------------------------------------------------------------------
+
+
+def arrays_in(value: Any) -> Iterator[Any]:
+    """The arrays in a residual or an argument: itself, that of a Tensor, or those in a list, tuple or dict."""
+    value = raw(value)
+    if is_array(value):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from arrays_in(part)
+
+
+def base_of(array: Any) -> Any:
+    """The array that owns the memory of ``array``, which may be a view of it."""
+    while array.base is not None:
+        below = array.base if is_array(array.base) else getattr(array.base, "base", None)
+        if not is_array(below):
+            break
+        array = below
+    return array
+
+
+# ---- how results are shown ------------------------------------------------------------------------------------------
+
+
+def scaled(number: float, unit: str) -> str:
+    """A quantity in three digits with a prefix of its unit.
+
+    >>> scaled(1234567, "B"), scaled(0.00025, "s"), scaled(12, "B")
+    ('1.23 MB', '250 µs', '12 B')
+    """
+    prefixes = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")]
+    size, prefix = next((pair for pair in prefixes if abs(number) >= 0.9995 * pair[0]), (1.0, ""))
+    value = number / size
+    decimals = 0 if abs(value) >= 99.95 or value == int(value) else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{decimals}f} {prefix}{unit}"
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Rows of text in columns, the first ``left`` of them flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    signs = "<" * left + ">" * (len(widths) - left)
+    return "\n".join(
+        "  ".join(f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths, strict=True)).rstrip()
+        for row in rows
+    )

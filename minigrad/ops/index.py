@@ -5,7 +5,6 @@ An index that repeats a place adds the gradients up; out-of-range indices raise,
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.ops._rows import add_rows
 from minigrad.ops.elementwise import where
-from minigrad.ops.shape import along, flip, normal_axis, ravel, reshape
+from minigrad.ops.shape import along, flip, normal_axis, ravel
 
 # fmt: off
 __all__ = [
@@ -52,7 +51,7 @@ _index_samples = [
 ]
 
 
-@primitive(view=True, torch=False, numpy=lambda n, x, index: x[index], samples=_index_samples)
+@primitive(view=True, samples=_index_samples)
 def getitem(x: Array, index: Any) -> Array:
     """``x[index]`` with every index that NumPy takes; repeated places add their gradients up.
 
@@ -82,7 +81,13 @@ def check_range(shape: tuple[int, ...], index: Any) -> None:
             axis += part.ndim if is_array(part) and part.dtype.kind == "b" else 1
 
 
-@primitive(torch=False, numpy=False, samples=[sample(s.arrays[0], **s.params) for s in ()])
+@primitive(
+    samples=[
+        sample((2, 3), index=slice(1, None), shape=(3, 3)),
+        sample((3, 2), index=np.array([0, 2, 0]), shape=(4, 2)),
+        sample((2, 2), index=(np.array([[0], [0]]), np.array([1, 1])), shape=(2, 3)),
+    ]
+)
 def add_at(g: Array, index: Any, shape: Any) -> Array:
     """Zeros of ``shape`` to whose places ``index`` the array ``g`` was added: the adjoint of ``getitem``.
 
@@ -106,20 +111,26 @@ getitem.defvjp(lambda g, index, x_shape: add_at(g, index, x_shape))
 add_at.defvjp(lambda g, index: getitem(g, index))
 
 
-@composite(torch=False, samples=[
-    sample((4, 3), indices=np.array([0, 2, 0])), sample((4, 3), indices=np.array([[0, 2], [1, 1]]), axis=1), sample((4, 3), indices=-1, axis=0)])  # fmt: skip
+@composite(
+    samples=[
+        sample((4, 3), indices=np.array([0, 2, 0])),
+        sample((4, 3), indices=np.array([[0, 2], [1, 1]]), axis=1),
+        sample((4, 3), indices=-1, axis=0),
+    ]
+)
 def take(x: Array, indices: Any, axis: int | None = None) -> Array:
     """``x`` at ``indices`` along ``axis`` (flattened for None); repeated places add their gradients up.
 
     >>> print(take(np.array([1.0, 2.0, 3.0]), [2, 0]))
     [3. 1.]
     """
-    if axis is None:
-        x, axis = ravel(x), 0
+    if axis is None or x.ndim == 0:
+        x, axis = ravel(x), axis or 0
     indices = plain_index(indices)
     if is_array(indices) and indices.dtype.kind not in "iu":
         raise DTypeError("integer indices", str(indices.dtype), "a boolean mask goes in x[mask]")
-    return getitem(x, along(axis, x.ndim, indices) if axis % x.ndim else indices)
+    axis = normal_axis(axis, x.ndim)
+    return getitem(x, along(axis, x.ndim, indices) if axis else indices)
 
 
 # ---- indices along one axis, one for each element of the result -----------------------------------------------------
@@ -139,8 +150,13 @@ def _grid(indices: Array, axis: int, shape: tuple[int, ...]) -> tuple[Any, ...]:
 _along = np.array([[2, 0, 2], [1, 1, 0]])
 
 
-@primitive(torch=lambda t, x, indices, axis: t.take_along_dim(x, indices, axis), samples=[
-    sample((2, 3), _along, axis=1), sample((3, 3), _along, axis=0), sample((2, 3), np.array([[1], [0]]), axis=-1)])  # fmt: skip
+@primitive(
+    samples=[
+        sample((2, 3), _along, axis=1),
+        sample((3, 3), _along, axis=0),
+        sample((2, 3), np.array([[1], [0]]), axis=-1),
+    ]
+)
 def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
     """``x`` at ``indices`` along ``axis``, an index for each element of the result, as ``argsort`` gives them.
 
@@ -157,8 +173,13 @@ def _take_along_back(g: Array, indices: Array, x_shape: Any, axis: int) -> Array
 take_along_axis.defvjp(_take_along_back)
 
 
-@primitive(numpy=False, torch=lambda t, x, indices, values, axis: t.scatter_add(x, axis, indices, values.expand(indices.shape)),
-    samples=[sample((2, 3), _along, (2, 3), axis=1), sample((3, 3), _along, (2, 3), axis=0), sample((2, 3), _along, (), axis=1)])  # fmt: skip
+@primitive(
+    samples=[
+        sample((2, 3), _along, (2, 3), axis=1),
+        sample((3, 3), _along, (2, 3), axis=0),
+        sample((2, 3), _along, (), axis=1),
+    ]
+)
 def scatter_add(x: Array, indices: Array, values: Array, axis: int = -1) -> Array:
     """A copy of ``x`` to which ``values`` are added at ``indices`` along ``axis``; repeated places add up.
 
@@ -166,8 +187,11 @@ def scatter_add(x: Array, indices: Array, values: Array, axis: int = -1) -> Arra
     [[3. 0.]]
     """
     xp = array_module(x, values)
-    values = xp.broadcast_to(values, indices.shape)
-    return x + add_at(values.astype(x.dtype, copy=False), _grid(indices, axis, x.shape), x.shape)
+    grid = _grid(indices, axis, x.shape)
+    values = xp.broadcast_to(
+        xp.asarray(values, dtype=xp.result_type(x, values)), np.broadcast_shapes(*map(np.shape, grid))
+    )
+    return x + add_at(values, grid, x.shape)
 
 
 scatter_add.defvjp(
@@ -177,7 +201,9 @@ scatter_add.defvjp(
 )
 
 
-@primitive(torch=False, numpy=False, samples=[sample((2, 3), np.array([[2, 0], [1, 0]]), (2, 2), axis=1), sample((2,), np.array([0, 0]), (2,), axis=0)])  # fmt: skip
+@primitive(
+    samples=[sample((2, 3), np.array([[2, 0], [1, 0]]), (2, 2), axis=1), sample((2,), np.array([0, 0]), (2,), axis=0)]
+)
 def put_along_axis(x: Array, indices: Array, values: Array, axis: int = -1) -> Array:
     """A copy of ``x`` with ``values`` at ``indices`` along ``axis``; of repeated places the last value stays.
 
@@ -185,16 +211,15 @@ def put_along_axis(x: Array, indices: Array, values: Array, axis: int = -1) -> A
     [2. 0.]
     """
     xp = array_module(x, values)
-    out = xp.array(x)
-    out[_grid(indices, axis, x.shape)] = xp.where(_stays(indices, axis, x.shape), values, 0)
+    out = xp.array(x, dtype=xp.result_type(x, values))
     return _last_of(out, indices, values, axis)
 
 
 def _last_of(out: Array, indices: Array, values: Array, axis: int) -> Array:
     """Write the values that stay, each to a place of its own, so that the order of writing can't matter."""
-    stays = _stays(indices, axis, out.shape)
-    grid = [part[stays] for part in array_module(out).broadcast_arrays(*_grid(indices, axis, out.shape))]
-    out[tuple(grid)] = array_module(out).broadcast_to(values, indices.shape)[stays]
+    xp, stays = array_module(out), _stays(indices, axis, out.shape)
+    grid = xp.broadcast_arrays(*_grid(indices, axis, out.shape))
+    out[tuple(part[stays] for part in grid)] = xp.broadcast_to(values, stays.shape)[stays]
     return out
 
 
@@ -222,9 +247,7 @@ put_along_axis.defvjp(_put_back_x, None, _put_back_values)
 # ---- sorting --------------------------------------------------------------------------------------------------------
 
 
-@primitive(
-    samples=[sample((2, 4)), sample((2, 4), axis=0)], torch=lambda t, x, axis=-1: t.argsort(x, axis, stable=True)
-)
+@primitive(samples=[sample((2, 4)), sample((2, 4), axis=0)])
 def argsort(x: Array, axis: int = -1) -> Array:
     """The indices that sort ``x`` along ``axis``, equal elements in their order, NaN last; without a derivative.
 
@@ -234,9 +257,7 @@ def argsort(x: Array, axis: int = -1) -> Array:
     return array_module(x).argsort(x, axis=axis, kind="stable")
 
 
-@composite(
-    samples=[sample((2, 4)), sample((2, 4), axis=0)], torch=lambda t, x, axis=-1: t.sort(x, axis, stable=True)[0]
-)
+@composite(samples=[sample((2, 4)), sample((2, 4), axis=0)])
 def sort(x: Array, axis: int = -1) -> Array:
     """The elements in ascending order along ``axis``; each gradient goes back to where its element came from.
 
@@ -247,9 +268,7 @@ def sort(x: Array, axis: int = -1) -> Array:
 
 
 @composite(
-    numpy=False,
     samples=[sample((2, 4), k=2), sample((4, 3), k=3, axis=0)],
-    torch=lambda t, x, k, axis=-1: tuple(t.topk(x, k, axis)),
 )
 def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
     """The ``k`` largest elements along ``axis`` in descending order, and their indices; the lower index first at a tie.

@@ -13,11 +13,12 @@ from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.ops.elementwise import multiply
-from minigrad.ops.shape import broadcast_to, expand_dims, moveaxis, normal_axis, ravel, reshape, swapaxes, transpose
+from minigrad.ops.reduce import sum
+from minigrad.ops.shape import broadcast_to, diagonal, expand_dims, normal_axis, ravel, reshape, swapaxes, transpose
 
 # fmt: off
 __all__ = [
-    "dot", "einsum", "inner", "matmul", "outer", "tensordot", "vdot",
+    "dot", "einsum", "inner", "matmul", "outer", "tensordot", "trace", "vdot",
 ]
 # fmt: on
 
@@ -48,7 +49,8 @@ def matmul(x: Array, y: Array) -> Array:
             wide = np.result_type(narrow, np.float32)
             return np.asarray(np.matmul(x.astype(wide), y.astype(wide))).astype(narrow)
     if x.ndim > 2 and y.ndim == 2:  # one large product instead of many small ones
-        return xp.matmul(x.reshape(-1, x.shape[-1]), y).reshape(*x.shape[:-1], y.shape[-1])
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        return xp.matmul(rows, y).reshape(*x.shape[:-1], y.shape[-1])
     return xp.matmul(x, y)
 
 
@@ -71,7 +73,8 @@ def _matmul_right(g: Array, x: Array, y_shape: Any) -> Array:
     g = _matrices(g, x.ndim, len(y_shape))
     x = expand_dims(x, 0) if x.ndim == 1 else x
     if len(y_shape) <= 2 and x.ndim > 2:
-        x, g = reshape(x, (-1, x.shape[-1])), reshape(g, (-1, g.shape[-1]))
+        rows = math.prod(x.shape[:-1])
+        x, g = reshape(x, (rows, x.shape[-1])), reshape(g, (rows, g.shape[-1]))
     shape = (*y_shape, 1) if len(y_shape) == 1 else y_shape
     return reshape(unbroadcast(matmul(swapaxes(x, -1, -2), g), shape), y_shape)
 
@@ -79,9 +82,7 @@ def _matmul_right(g: Array, x: Array, y_shape: Any) -> Array:
 matmul.defvjp(_matmul_left, _matmul_right)
 
 
-@composite(
-    samples=[sample((3,), (3,)), sample((2, 3), (3, 4)), sample((), (2, 3)), sample((2, 2, 3), (4, 3, 2))], torch=False
-)
+@composite(samples=[sample((3,), (3,)), sample((2, 3), (3, 4)), sample((), (2, 3)), sample((2, 2, 3), (4, 3, 2))])
 def dot(x: Array, y: Array) -> Array:
     """Inner product of vectors, matrix product of matrices; beyond, over the last axis of x and the last but one of y.
 
@@ -95,7 +96,7 @@ def dot(x: Array, y: Array) -> Array:
     return tensordot(x, y, ([-1], [-2]))
 
 
-@composite(samples=[sample((2, 3), (2, 3))], torch=False)
+@composite(samples=[sample((2, 3), (2, 3))])
 def vdot(x: Array, y: Array) -> Array:
     """Inner product of two arrays as flat vectors.
 
@@ -115,7 +116,7 @@ def inner(x: Array, y: Array) -> Array:
     return multiply(x, y) if np.ndim(x) == 0 or np.ndim(y) == 0 else tensordot(x, y, ([-1], [-1]))
 
 
-@composite(samples=[sample((3,), (2,)), sample((2, 2), (3,))], torch=False)
+@composite(samples=[sample((3,), (2,)), sample((2, 2), (3,))])
 def outer(x: Array, y: Array) -> Array:
     """The product of every element of ``x`` (flattened) with every element of ``y``.
 
@@ -126,8 +127,24 @@ def outer(x: Array, y: Array) -> Array:
     return multiply(expand_dims(ravel(x), 1), expand_dims(ravel(y), 0))
 
 
-@composite(torch=lambda t, x, y, axes=2: t.tensordot(x, y, axes), samples=[
-    sample((2, 3, 4), (3, 4, 2)), sample((2, 3), (3, 2), axes=1), sample((2, 3), (2, 3), axes=([0, 1], [0, 1])), sample((2,), (3,), axes=0)])  # fmt: skip
+@composite(samples=[sample((3, 4)), sample((2, 3, 4), offset=1, axis1=1, axis2=2)])
+def trace(x: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    """The sum of the diagonal of the planes of two axes.
+
+    >>> print(float(trace(np.eye(3))))
+    3.0
+    """
+    return sum(diagonal(x, offset, axis1, axis2), axis=-1)
+
+
+@composite(
+    samples=[
+        sample((2, 3, 4), (3, 4, 2)),
+        sample((2, 3), (3, 2), axes=1),
+        sample((2, 3), (2, 3), axes=([0, 1], [0, 1])),
+        sample((2,), (3,), axes=0),
+    ]
+)
 def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
     """Sum of products over pairs of axes: the last ``axes`` of x with the first of y, or two lists of axes.
 
@@ -153,7 +170,7 @@ def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
 # ---- einsum ---------------------------------------------------------------------------------------------------------
 
 
-@primitive(sequence=True, torch=False, numpy=False)
+@primitive(sequence=True, samples=[sample([(2, 3), (3, 2)], "ij,jk->ki"), sample([(2, 2, 3), (3,)], "iij,k->ji")])
 def einsum_explicit(operands: Sequence[Array], subscripts: str) -> Array:
     """``einsum`` with every subscript spelled out, an output, and no ellipsis."""
     xp = array_module(*operands)
@@ -186,7 +203,10 @@ def _einsum_back(k: int, g: Array, operands: Any, terms: list[str], out: str) ->
         if c not in known:
             part = expand_dims(part, axis)
     lengths = [sizes[c] for c in own]
-    full = tuple(n if c not in known or part.shape[i] == 1 else part.shape[i] for i, (c, n) in enumerate(zip(own, lengths, strict=True)))  # fmt: skip
+    full = tuple(
+        n if c not in known or part.shape[i] == 1 else part.shape[i]
+        for i, (c, n) in enumerate(zip(own, lengths, strict=True))
+    )
     part = unbroadcast(broadcast_to(part, full), tuple(lengths))
     return part if own == terms[k] else _on_diagonal(part, own, terms[k], operands[k].shape)
 
@@ -199,9 +219,7 @@ def _on_diagonal(part: Array, own: str, term: str, shape: tuple[int, ...]) -> Ar
         axis = own.index(c)
         n = part.shape[axis]
         eye = np.eye(n, dtype=part.dtype) if array_module(part) is np else array_module(part).eye(n, dtype=part.dtype)
-        part = multiply(
-            expand_dims(part, -1), reshape(eye, tuple(n if i == axis else 1 for i in range(part.ndim)) + (n,))
-        )
+        part = multiply(expand_dims(part, -1), reshape(eye, (*(n if i == axis else 1 for i in range(part.ndim)), n)))
     order, extra = [], len(own)
     for place, c in enumerate(term):
         order.append(own.index(c) if term.index(c) == place else extra)
@@ -212,10 +230,19 @@ def _on_diagonal(part: Array, own: str, term: str, shape: tuple[int, ...]) -> Ar
 einsum_explicit.defvjp(_einsum_rule)
 
 
-@composite(torch="einsum", samples=[
-    sample("ij,jk->ik", (2, 3), (3, 4)), sample("ii->", (3, 3)), sample("iij->ij", (2, 2, 3)), sample("ij,k->i", (2, 3), (2,)),
-    sample("ji", (2, 3)), sample("...ij,...jk->...ik", (2, 1, 2, 3), (3, 3, 2)), sample("ij,jk,kl->il", (2, 3), (3, 2), (2, 2)),
-    sample("i,i", (3,), (3,)), sample("bij->b", (2, 3, 2))])  # fmt: skip
+@composite(
+    samples=[
+        sample("ij,jk->ik", (2, 3), (3, 4)),
+        sample("ii->", (3, 3)),
+        sample("iij->ij", (2, 2, 3)),
+        sample("ij,k->i", (2, 3), (2,)),
+        sample("ji", (2, 3)),
+        sample("...ij,...jk->...ik", (2, 1, 2, 3), (3, 3, 2)),
+        sample("ij,jk,kl->il", (2, 3), (3, 2), (2, 2)),
+        sample("i,i", (3,), (3,)),
+        sample("bij->b", (2, 3, 2)),
+    ]
+)
 def einsum(subscripts: str, *operands: Array) -> Array:
     """Sum of products by named axes, as NumPy writes it: ``"ij,jk->ik"``; repeated names, ``...`` and implicit outputs.
 

@@ -14,8 +14,8 @@ import numpy as np
 from minigrad.backend import HALF, Array, Axes, accumulator, array_module
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError
-from minigrad.ops.elementwise import absolute, exp, isfinite, log, over, sign, sqrt, where, zeros_like
-from minigrad.ops.shape import broadcast_to, concatenate, expand_dims, flip, moveaxis, reshape, transpose
+from minigrad.ops.elementwise import absolute, astype, exp, isfinite, over, sign, where, zeros_like
+from minigrad.ops.shape import broadcast_to, concatenate, expand_dims, flip, moveaxis, normal_axis, reshape
 
 # fmt: off
 __all__ = [
@@ -40,14 +40,14 @@ def _narrow(result: Array, dtype: Any) -> Array:
 
 def spread(g: Array, shape: tuple[int, ...], axis: Axes, keepdims: bool) -> Array:
     """Repeat ``g``, of the shape of a reduction over ``axis``, over the axes that it had lost: the adjoint of a sum."""
-    if axis is not None and not keepdims:
+    if axis is not None and not keepdims and shape:  # NumPy lets a 0-d array be reduced over axis 0 or -1
         g = expand_dims(g, axis)
     return broadcast_to(g, shape)
 
 
 def counted(shape: tuple[int, ...], axis: Axes, where: Array | None) -> Any:
     """How many elements go into each result of a reduction, in a form that broadcasts against it with keepdims."""
-    axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+    axes = range(len(shape)) if axis is None or not shape else [axis] if isinstance(axis, int) else axis
     if where is None:
         return math.prod(shape[a] for a in axes)
     return broadcast_to(where, shape).sum(axis=None if axis is None else tuple(axes), keepdims=True)
@@ -101,6 +101,7 @@ def _mean_rule(g: Array, x_shape: Any, x_dtype: Any, axis: Axes, keepdims: bool,
     if isinstance(n, int):
         return spread(g / n if n else g, x_shape, axis, keepdims)
     g = g if keepdims or axis is None else expand_dims(g, axis)
+    n = array_module(n).maximum(n, 1)  # nothing at all receives nothing
     return _kept(broadcast_to(g / n.astype(accumulator(x_dtype)), x_shape), where)
 
 
@@ -110,7 +111,7 @@ mean.defvjp(_mean_rule)
 _ddof = [*_axes, sample((2, 3), axis=1, ddof=1)]
 
 
-@primitive(torch=lambda t, x, **kw: t.var(x, correction=kw.pop("ddof", 0), **kw), samples=_ddof)
+@primitive(samples=_ddof)
 def var(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Array | None = None) -> Array:
     """Variance ``Σ (x - mean)² / (n - ddof)`` over ``axis``, in two passes, so that a large offset costs no digits.
 
@@ -138,7 +139,8 @@ def _off_centre(x: Array, axis: Axes, ddof: int, mask: Array | None) -> Array:
     off = _kept(wide - mean(wide, axis, True, mask), mask)
     if isinstance(n, int):
         return off / (n - ddof) if n > ddof else off * math.nan
-    return off / (n - ddof).astype(wide.dtype)
+    xp = array_module(n)
+    return off / xp.where(n > ddof, n - ddof, math.nan).astype(wide.dtype)
 
 
 var.defvjp(
@@ -148,7 +150,7 @@ var.defvjp(
 )
 
 
-@primitive(torch=lambda t, x, **kw: t.std(x, correction=kw.pop("ddof", 0), **kw), samples=_ddof)
+@primitive(samples=_ddof)
 def std(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Array | None = None) -> Array:
     """Standard deviation, the root of ``var``; its gradient is 0 where it is 0.
 
@@ -168,7 +170,7 @@ std.defvjp(
 # ---- norms ----------------------------------------------------------------------------------------------------------
 
 
-@primitive(torch=False, numpy=False)
+@primitive(samples=[sample((2, 3), axis=1, keepdims=False), sample((2, 3), axis=None, keepdims=True)])
 def root_sum_square(x: Array, axis: Axes, keepdims: bool) -> Array:
     """``√(Σ x²)``; its gradient x / norm is 0 where the norm is 0."""
     xp = array_module(x)
@@ -182,7 +184,7 @@ root_sum_square.defvjp(
 )
 
 
-@primitive(torch=False, numpy=False)
+@primitive(kinks=(0,), samples=[sample((2, 3), ord=p, axis=1, keepdims=False) for p in (3, 0.5, -1)])
 def root_sum_power(x: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
     """``(Σ |x|^p)^(1/p)`` for any p but 0 and ±∞; an element that is 0 receives the gradient 0."""
     xp = array_module(x)
@@ -203,8 +205,6 @@ root_sum_power.defvjp(_power_norm_rule)
 
 
 @composite(
-    torch=lambda t, x, ord=2, axis=None, keepdims=False: t.linalg.vector_norm(x, ord, axis, keepdims),
-    numpy=lambda n, x, ord=2, axis=None, keepdims=False: n.linalg.vector_norm(x, ord=ord, axis=axis, keepdims=keepdims),
     kinks=(0,),
     samples=[sample((2, 3)), *[sample((2, 3), ord=p, axis=-1) for p in (2, 1, 3, 0.5, -1, math.inf, -math.inf, 0)]],
 )
@@ -218,14 +218,20 @@ def norm(x: Array, ord: float = 2, axis: Axes = None, keepdims: bool = False) ->
     """
     if not isinstance(ord, int | float) or math.isnan(ord):
         raise ArgumentError("the order of a vector norm, a number", repr(ord), "matrix norms are out of scope")
+    for a in () if axis is None else (axis,) if isinstance(axis, int) else axis:
+        normal_axis(a, np.ndim(x))
+    if x.dtype.kind in "biu":
+        x = astype(x, np.dtype(np.float64))
     if ord == 2:
         return root_sum_square(x, axis, keepdims)
     if ord == 0:
         return sum(absolute(sign(x)), axis, keepdims)
     if ord == 1:
         return sum(absolute(x), axis, keepdims)
-    if math.isinf(ord):
-        return (max if ord > 0 else min)(absolute(x), axis, keepdims)
+    if ord == math.inf:
+        return max(absolute(x), axis, keepdims, initial=0)
+    if ord == -math.inf:
+        return min(absolute(x), axis, keepdims)
     return root_sum_power(x, ord, axis, keepdims)
 
 
@@ -276,8 +282,7 @@ def _running(x: Array) -> Any:
     return np.float32 if x.dtype.name in HALF else None
 
 
-@primitive(torch=lambda t, x, axis=None: t.cumsum(x.ravel() if axis is None else x, axis or 0), samples=[
-    sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])  # fmt: skip
+@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
 def cumsum(x: Array, axis: int | None = None) -> Array:
     """Running sums along ``axis`` (of the flattened array for None).
 
@@ -298,8 +303,7 @@ def _cumsum_rule(g: Array, x_shape: Any, axis: int | None) -> Array:
 cumsum.defvjp(_cumsum_rule)
 
 
-@primitive(torch=lambda t, x, axis=None: t.cumprod(x.ravel() if axis is None else x, axis or 0), samples=[
-    sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])  # fmt: skip
+@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
 def cumprod(x: Array, axis: int | None = None) -> Array:
     """Running products along ``axis`` (of the flattened array for None); the gradient is exact with zeros.
 
@@ -312,9 +316,9 @@ def cumprod(x: Array, axis: int | None = None) -> Array:
     return _narrow(out, x.dtype) if x.dtype.name in HALF else out
 
 
-@primitive(torch=False, numpy=False, samples=[sample((2, 3), (2, 3))])
+@primitive(samples=[sample((2, 3), (2, 3))])
 def linear_recurrence(a: Array, b: Array) -> Array:
-    """``y[t] = b[t] + a[t] · y[t-1]`` along the last axis, from ``y[-1] = 0``: what a running product differentiates to.
+    """``y[t] = b[t] + a[t] · y[t-1]`` along the last axis, from 0: what a running product differentiates to.
 
     >>> print(linear_recurrence(np.array([9.0, 2.0, 2.0]), np.ones(3)))
     [1. 3. 7.]
@@ -344,6 +348,7 @@ linear_recurrence.defvjp(
 
 def _cumprod_rule(g: Array, x: Array, axis: int | None) -> Array:
     """x[k] receives (product before k) · (g[k] + x[k+1] (g[k+1] + x[k+2] (…))): Horner, without a division."""
+    axis = None if x.ndim == 0 else axis
     rows = reshape(x, (-1,)) if axis is None else moveaxis(x, axis, -1)
     g = g if axis is None else moveaxis(g, axis, -1)
     before = cumprod(_shifted(rows, zeros_like(rows[..., :1]) + 1), -1)
@@ -355,14 +360,18 @@ cumprod.defvjp(_cumprod_rule)
 
 # ---- largest and smallest -------------------------------------------------------------------------------------------
 
-_extreme = [*_axes[:3], sample((2, 3), axis=1, initial=0.25), sample((2, 3), axis=1, where=_axes[3].params["where"], initial=-9.0)]  # fmt: skip
+_extreme = [
+    *_axes[:3],
+    sample((2, 3), axis=1, initial=0.25),
+    sample((2, 3), axis=1, where=_axes[3].params["where"], initial=-9.0),
+]
 
 
 def _limits(where: Array | None, initial: Any) -> dict[str, Any]:
     return {k: v for k, v in (("where", where), ("initial", initial)) if v is not None}
 
 
-@primitive(torch="amax", samples=_extreme)
+@primitive(samples=_extreme)
 def max(
     x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None, initial: float | None = None
 ) -> Array:
@@ -376,7 +385,9 @@ def max(
     return array_module(x).max(x, axis=axis, keepdims=keepdims, **_limits(where, initial))
 
 
-@primitive(torch="amin", samples=[sample(*s.arrays, **{k: -v if k == "initial" else v for k, v in s.params.items()}) for s in _extreme])  # fmt: skip
+@primitive(
+    samples=[sample(*s.arrays, **{k: -v if k == "initial" else v for k, v in s.params.items()}) for s in _extreme]
+)
 def min(
     x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None, initial: float | None = None
 ) -> Array:
@@ -486,7 +497,7 @@ def argmin(x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
 _flags = np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
 
 
-@primitive(torch=False, samples=[sample(_flags), sample(_flags, axis=1), sample(_flags, axis=0, keepdims=True)])
+@primitive(samples=[sample(_flags), sample(_flags, axis=1), sample(_flags, axis=0, keepdims=True)])
 def any(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     """Whether an element over ``axis`` is not 0; a boolean, so without a derivative.
 
@@ -496,7 +507,7 @@ def any(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     return array_module(x).any(x, axis=axis, keepdims=keepdims)
 
 
-@primitive(torch=False, samples=[sample(_flags), sample(_flags, axis=1), sample(_flags, axis=0, keepdims=True)])
+@primitive(samples=[sample(_flags), sample(_flags, axis=1), sample(_flags, axis=0, keepdims=True)])
 def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     """Whether every element over ``axis`` is not 0; a boolean, so without a derivative.
 
@@ -506,7 +517,7 @@ def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     return array_module(x).all(x, axis=axis, keepdims=keepdims)
 
 
-@primitive(torch=False, samples=[sample(_flags), sample(_flags, axis=1), sample(_flags, axis=0, keepdims=True)])
+@primitive(samples=[sample(_flags), sample(_flags, axis=1), sample(_flags, axis=0, keepdims=True)])
 def count_nonzero(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     """How many elements over ``axis`` are not 0; an integer, so without a derivative.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ from minigrad.ops.elementwise import multiply, where
 __all__ = [
     "array_split", "broadcast_to", "concatenate", "diag", "diagonal", "expand_dims", "flip", "kron", "meshgrid",
     "moveaxis", "pad", "permute_dims", "ravel", "repeat", "reshape", "roll", "rot90", "split", "squeeze", "stack",
-    "swapaxes", "tile", "trace", "transpose", "tril", "triu",
+    "swapaxes", "tile", "transpose", "tril", "triu",
 ]
 # fmt: on
 
@@ -39,7 +41,6 @@ def reshape(x: Array, shape: Any) -> Array:
 
 @primitive(
     view=True,
-    torch=lambda t, x, axes=None: x.permute(axes or tuple(range(x.ndim))[::-1]),
     samples=[sample((2, 3)), sample((2, 3, 4), axes=(2, 0, 1)), sample((2, 3, 4), axes=(-1, 0, 1))],
 )
 def transpose(x: Array, axes: Any = None) -> Array:
@@ -58,7 +59,7 @@ def _transpose_back(g: Array, axes: Any) -> Array:
     return transpose(g, tuple(int(i) for i in np.argsort([a % len(axes) for a in axes])))
 
 
-@primitive(view=True, torch=lambda t, x, shape: x.expand(shape), samples=[sample((3, 1), shape=(2, 3, 4)), sample((), shape=(2,))])  # fmt: skip
+@primitive(view=True, samples=[sample((3, 1), shape=(2, 3, 4)), sample((), shape=(2,))])
 def broadcast_to(x: Array, shape: Any) -> Array:
     """``x`` repeated along new axes and axes of length 1 until it has ``shape``, as a read-only view.
 
@@ -89,8 +90,7 @@ def squeeze(x: Array, axis: Axes = None) -> Array:
     return array_module(x).squeeze(x, axis)
 
 
-@primitive(view=True, torch=lambda t, x, axis=None: t.flip(x, tuple(range(x.ndim)) if axis is None else tuple(np.atleast_1d(axis))), samples=[
-    sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=(0, 1))])  # fmt: skip
+@primitive(view=True, samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=(0, 1))])
 def flip(x: Array, axis: Axes = None) -> Array:
     """``x`` in reverse order along ``axis``, by default along all.
 
@@ -118,7 +118,7 @@ def ravel(x: Array) -> Array:
     return reshape(x, (-1,))
 
 
-@composite(torch="permute", samples=[sample((2, 3, 4), axes=(2, 0, 1))])
+@composite(samples=[sample((2, 3, 4), axes=(2, 0, 1))])
 def permute_dims(x: Array, axes: Any) -> Array:
     """``x`` with its axes in the order ``axes``: ``transpose`` by its name in the array API standard.
 
@@ -150,8 +150,8 @@ def moveaxis(x: Array, source: Any, destination: Any) -> Array:
     """
     moved = [normal_axis(a, x.ndim) for a in np.atleast_1d(source)]
     places = [normal_axis(a, x.ndim) for a in np.atleast_1d(destination)]
-    if len(moved) != len(places):
-        raise ArgumentError("as many destinations as sources", f"{source} and {destination}")
+    if len(moved) != len(places) or len({*moved}) < len(moved) or len({*places}) < len(places):
+        raise ArgumentError("as many destinations as sources, each once", f"{source} and {destination}")
     order = [a for a in range(x.ndim) if a not in moved]
     for place, axis in sorted(zip(places, moved, strict=True)):
         order.insert(place, axis)
@@ -160,13 +160,13 @@ def moveaxis(x: Array, source: Any, destination: Any) -> Array:
 
 def normal_axis(axis: Any, ndim: int) -> int:
     """``axis`` counted from the front, checked."""
+    axis = operator.index(axis)
     if not -ndim <= axis < ndim:
         raise AxisError(f"an axis from {-ndim} to {ndim - 1}", str(axis), f"the array has {ndim} axes")
-    return int(axis) % ndim
+    return axis % ndim
 
 
 @composite(
-    torch=False,
     samples=[sample((2, 3)), sample((2, 3, 4), k=3, axes=(1, 2)), sample((2, 3), k=2), sample((2, 3), k=-1)],
 )
 def rot90(x: Array, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
@@ -227,9 +227,7 @@ def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
     return concatenate([expand_dims(a, axis) for a in arrays], axis)
 
 
-@composite(
-    torch=False, samples=[sample((2, 6), indices_or_sections=3, axis=1), sample((5, 2), indices_or_sections=[1, 3])]
-)
+@composite(samples=[sample((2, 6), indices_or_sections=3, axis=1), sample((5, 2), indices_or_sections=[1, 3])])
 def split(x: Array, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     """Pieces of ``x`` along ``axis``: so many equal ones, or cut at the given places. (NumPy's meaning, not torch's.)
 
@@ -237,15 +235,13 @@ def split(x: Array, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     [[0, 1], [2, 3]]
     """
     n = x.shape[normal_axis(axis, x.ndim)]
-    if isinstance(indices_or_sections, int) and (indices_or_sections < 1 or n % indices_or_sections):
+    if np.ndim(indices_or_sections) == 0 and indices_or_sections > 0 and n % indices_or_sections:
         hint = "array_split allows unequal pieces"
         raise ShapeError(f"a length that divides into {indices_or_sections} equal pieces", f"{n}", hint)
     return array_split(x, indices_or_sections, axis)
 
 
-@composite(
-    torch=False, samples=[sample((2, 5), indices_or_sections=3, axis=1), sample((5, 2), indices_or_sections=[1, 3])]
-)
+@composite(samples=[sample((2, 5), indices_or_sections=3, axis=1), sample((5, 2), indices_or_sections=[1, 3])])
 def array_split(x: Array, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     """Pieces of ``x`` along ``axis`` as ``split`` gives, which may differ in length by one.
 
@@ -254,14 +250,15 @@ def array_split(x: Array, indices_or_sections: Any, axis: int = 0) -> list[Array
     """
     axis = normal_axis(axis, x.ndim)
     n = x.shape[axis]
-    if isinstance(indices_or_sections, int):
-        if indices_or_sections < 1:
-            raise ArgumentError("at least one piece", str(indices_or_sections))
-        each, longer = divmod(n, indices_or_sections)
-        cuts = np.cumsum([0] + [each + (k < longer) for k in range(indices_or_sections)]).tolist()
+    if np.ndim(indices_or_sections) == 0:
+        count = operator.index(indices_or_sections)
+        if count < 1:
+            raise ArgumentError("at least one piece", str(count))
+        each, longer = divmod(n, count)
+        cuts = np.cumsum([0] + [each + (k < longer) for k in range(count)]).tolist()
     else:
         cuts = [0, *[int(place) for place in indices_or_sections], n]
-    return [x[along(axis, x.ndim, slice(a, b))] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [x[along(axis, x.ndim, slice(a, b))] for a, b in itertools.pairwise(cuts)]
 
 
 # ---- repeating and padding ------------------------------------------------------------------------------------------
@@ -284,8 +281,9 @@ def tile(x: Array, reps: Any) -> Array:
     return reshape(broadcast_to(reshape(x, tuple(apart)), tuple(repeated)), whole)
 
 
-@composite(torch=False, samples=[
-    sample((2, 3), repeats=2), sample((2, 3), repeats=2, axis=1), sample((2, 3), repeats=[1, 0, 3], axis=1)])  # fmt: skip
+@composite(
+    samples=[sample((2, 3), repeats=2), sample((2, 3), repeats=2, axis=1), sample((2, 3), repeats=[1, 0, 3], axis=1)]
+)
 def repeat(x: Array, repeats: Any, axis: int | None = None) -> Array:
     """Each element ``repeats`` times in place, along ``axis`` or flattened. (torch's ``repeat`` is ``tile``.)
 
@@ -298,7 +296,9 @@ def repeat(x: Array, repeats: Any, axis: int | None = None) -> Array:
     return x[along(axis, x.ndim, places)]
 
 
-@composite(torch="roll", samples=[sample((2, 3), shift=1, axis=1), sample((2, 3), shift=(1, -1), axis=(0, 1)), sample((2, 3), shift=2)])  # fmt: skip
+@composite(
+    samples=[sample((2, 3), shift=1, axis=1), sample((2, 3), shift=(1, -1), axis=(0, 1)), sample((2, 3), shift=2)]
+)
 def roll(x: Array, shift: Any, axis: Axes = None) -> Array:
     """``x`` moved by ``shift`` places along ``axis`` (flattened for None), around the end.
 
@@ -307,15 +307,15 @@ def roll(x: Array, shift: Any, axis: Axes = None) -> Array:
     """
     if axis is None:
         return reshape(roll(ravel(x), shift, 0), x.shape)
-    axes = np.atleast_1d(axis)
-    for by, a in zip(np.broadcast_to(shift, axes.shape).tolist(), axes.tolist(), strict=True):
+    shifts, axes = np.broadcast_arrays(shift, np.atleast_1d(axis))
+    for by, a in zip(shifts.tolist(), axes.tolist(), strict=True):
         n = x.shape[normal_axis(a, x.ndim)]
         cut = n - by % n if n else 0
         x = concatenate([x[along(a, x.ndim, slice(cut, None))], x[along(a, x.ndim, slice(None, cut))]], a)
     return x
 
 
-@primitive(torch=False, numpy=False)
+@primitive(samples=[sample((2, 3), widths=[[1, 0], [0, 2]], value=3.0)])
 def pad_constant(x: Array, widths: Any, value: Any) -> Array:
     """``x`` with ``value`` around it, (before, after) elements along each axis."""
     return array_module(x).pad(x, widths, mode="constant", constant_values=value)
@@ -326,8 +326,13 @@ pad_constant.defvjp(
 )
 
 
-@composite(torch=False, samples=[sample((2, 3), pad_width=1), sample((2, 3), pad_width=((1, 0), (0, 2)), constant_values=3.0),
-    *[sample((3, 4), pad_width=((1, 2), (2, 1)), mode=m) for m in ("edge", "reflect", "symmetric", "wrap")]])  # fmt: skip
+@composite(
+    samples=[
+        sample((2, 3), pad_width=1),
+        sample((2, 3), pad_width=((1, 0), (0, 2)), constant_values=3.0),
+        *[sample((3, 4), pad_width=((1, 2), (2, 1)), mode=m) for m in ("edge", "reflect", "symmetric", "wrap")],
+    ]
+)
 def pad(x: Array, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Array:
     """``x`` with ``pad_width`` = (before, after) elements added along each axis.
 
@@ -337,6 +342,8 @@ def pad(x: Array, pad_width: Any, mode: str = "constant", constant_values: float
     [0 1 2 0]
     """
     widths = np.broadcast_to(pad_width, (x.ndim, 2)).tolist()
+    if x.ndim == 0:
+        return reshape(x, ())
     if mode == "constant":
         return pad_constant(x, widths, constant_values)
     if mode not in ("edge", "reflect", "symmetric", "wrap"):
@@ -347,7 +354,7 @@ def pad(x: Array, pad_width: Any, mode: str = "constant", constant_values: float
     return x
 
 
-@composite(samples=[sample([(2,), (3,)]), sample([(2,), (3,), (4,)], indexing="ij")], torch=False, numpy=lambda n, arrays, indexing="xy": n.meshgrid(*arrays, indexing=indexing))  # fmt: skip
+@composite(samples=[sample((2,), (3,)), sample((2,), (3,), (4,), indexing="ij"), sample((2,))])
 def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
     """Coordinate grids: each 1-D array repeated along the axes of the others.
 
@@ -372,7 +379,7 @@ def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
 # ---- triangles and diagonals ----------------------------------------------------------------------------------------
 
 
-@composite(samples=[sample((3, 4)), sample((2, 3, 4), k=-1)], torch=lambda t, x, k=0: t.tril(x, k))
+@composite(samples=[sample((3, 4)), sample((2, 3, 4), k=-1)])
 def tril(x: Array, k: int = 0) -> Array:
     """The lower triangle of the last two axes, up to the ``k``-th diagonal; zeros above.
 
@@ -380,10 +387,10 @@ def tril(x: Array, k: int = 0) -> Array:
     [[1. 0.]
      [1. 1.]]
     """
-    return where(array_module(x).tri(*x.shape[-2:], k, dtype=bool), x, 0)
+    return where(array_module(x).tri(*x.shape[-2:], k=k, dtype=bool), x, 0)
 
 
-@composite(samples=[sample((3, 4)), sample((2, 3, 4), k=1)], torch=lambda t, x, k=0: t.triu(x, k))
+@composite(samples=[sample((3, 4)), sample((2, 3, 4), k=1)])
 def triu(x: Array, k: int = 0) -> Array:
     """The upper triangle of the last two axes, from the ``k``-th diagonal; zeros below.
 
@@ -391,7 +398,7 @@ def triu(x: Array, k: int = 0) -> Array:
     [[1. 1.]
      [0. 1.]]
     """
-    return where(array_module(x).tri(*x.shape[-2:], k - 1, dtype=bool), 0, x)
+    return where(array_module(x).tri(*x.shape[-2:], k=k - 1, dtype=bool), 0, x)
 
 
 @composite(
@@ -407,13 +414,15 @@ def diagonal(x: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array
     >>> print(diagonal(np.array([[1, 2], [3, 4]])))
     [1 4]
     """
+    if normal_axis(axis1, x.ndim) == normal_axis(axis2, x.ndim):
+        raise AxisError("two different axes", f"{axis1} and {axis2}")
     x = moveaxis(x, (axis1, axis2), (-2, -1))
     first, second = builtins.max(0, -offset), builtins.max(0, offset)
     places = np.arange(builtins.max(0, builtins.min(x.shape[-2] - first, x.shape[-1] - second)))
     return x[..., places + first, places + second]
 
 
-@composite(samples=[sample((3,)), sample((3,), k=1), sample((2,), k=-2), sample((3, 4)), sample((3, 4), k=-1)], torch=lambda t, x, k=0: t.diag(x, k))  # fmt: skip
+@composite(samples=[sample((3,)), sample((3,), k=1), sample((2,), k=-2), sample((3, 4)), sample((3, 4), k=-1)])
 def diag(x: Array, k: int = 0) -> Array:
     """The ``k``-th diagonal of a matrix, or the matrix with a given diagonal.
 
@@ -429,16 +438,6 @@ def diag(x: Array, k: int = 0) -> Array:
     widths = [(builtins.max(0, -k), builtins.max(0, k)), (builtins.max(0, k), builtins.max(0, -k))]
     square = where(array_module(x).eye(n, dtype=bool), reshape(x, (n, 1)), 0)
     return pad_constant(square, widths, 0) if k else square
-
-
-@composite(samples=[sample((3, 4)), sample((2, 3, 4), offset=1, axis1=1, axis2=2)], torch=False)
-def trace(x: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
-    """The sum of the diagonal of the planes of two axes.
-
-    >>> print(float(trace(np.eye(3))))
-    3.0
-    """
-    return diagonal(x, offset, axis1, axis2).sum(axis=-1)
 
 
 @composite(samples=[sample((2, 3), (3, 2)), sample((3,), (2, 2))])

@@ -1,0 +1,1 @@
+"""Fused operations: one stem each, with the definition and the NumPy pair."""

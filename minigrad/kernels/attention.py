@@ -1,0 +1,292 @@
+"""Scaled dot-product attention in tiles: the T × T weights never exist, and the time is that of the matrix products.
+
+Every row of scores becomes unnormalised weights ``E = exp(scores - shift)``. Two numbers of a row are kept, shift and
+``total = Σ E`` (the log-sum-exp is ``shift + log total``); the backward pass makes E again from them, tile by tile::
+
+    out = E v / total                      ĝ = g / total       D = rowsum(ĝ ∘ out)
+    dv = Eᵀ ĝ       ds = E ∘ (ĝ vᵀ - D)      dq = scale · ds k    dk = scale · dsᵀ q
+
+shift is 0 unless the exponentials leave a safe range; then it is the maximum of the row. So most tiles need neither the
+maximum nor the subtraction, and sums over blocks of keys are plain sums. The tiles follow Dao et al., "FlashAttention"
+(2022); how they are cut is in ``attention_tiles.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, accumulator, array_module
+from minigrad.backward import unbroadcast
+from minigrad.core import sample
+from minigrad.fused import fused
+from minigrad.kernels.attention_tiles import (
+    Block,
+    Job,
+    Place,
+    band,
+    cut,
+    job_of,
+    kept,
+    mask_shape,
+    scale_of,
+    share_of,
+    sizes_of,
+)
+from minigrad.kernels.rows import rounded
+from minigrad.ops import astype, exp, logsumexp, matmul, repeat, swapaxes, where
+from minigrad.parallel import blas_threads, run, scratch
+
+SAFE = 1e15  # a total within 1/SAFE and SAFE has lost nothing to overflow or underflow, in float32 too
+
+
+# ---- the definition -------------------------------------------------------------------------------------------------
+
+
+def _torch(t: Any, q: Any, k: Any, v: Any, mask: Any = None, is_causal: bool = False, scale: Any = None,
+           dropout_p: float = 0.0, seed: int = 0, window: int | None = None) -> Any:  # fmt: skip
+    """The same in torch, whose function takes one of mask and is_causal, and no window."""
+    i, j = t.arange(q.shape[-2])[:, None], t.arange(k.shape[-2])
+    seen = (j > i - (window or math.inf)) & (j < i + (1 if is_causal else window or math.inf))
+    if mask is not None:
+        seen = seen & mask if mask.dtype == t.bool else t.where(seen, mask, -math.inf)
+    return t.nn.functional.scaled_dot_product_attention(
+        q, k, v, seen, scale=scale, enable_gqa=q.ndim > 2 and q.shape[-3] > k.shape[-3]
+    )
+
+
+@fused(torch=_torch, numpy=False, samples=[
+    sample((2, 2, 5, 3), (2, 2, 5, 3), (2, 2, 5, 3), is_causal=True),
+    sample((4, 3, 2), (2, 5, 2), (2, 5, 4), scale=0.5, window=2),
+    sample((1, 3, 2), (2, 1, 2, 2), (2, 2, 2), (3, 2)),
+    sample((3, 2), (2, 2), (2, 2), mask=np.array([[True, False], [False, False], [True, True]])),
+])  # fmt: skip
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    window: int | None = None,
+) -> Array:
+    """Scaled dot-product attention: the mean of the values, weighted by how well their keys fit each query.
+
+    ``out = softmax(scale · q kᵀ + mask) v``, eq. 1 of Vaswani et al., "Attention is all you need" (2017).
+
+    q is (..., heads, L, d), k (..., heads, S, d), v (..., heads, S, d_v) and out (..., heads, L, d_v); leading axes
+    broadcast. q may have a multiple of the heads of k and v, then neighbouring heads of q share theirs (grouped-query
+    attention). Half precision is computed in float32. A row that sees no key gives 0, and so are its gradients.
+
+    - mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, L, S)
+    - is_causal: query i sees keys j <= i only, counted from the top left corner
+    - scale: 1/sqrt(d) if not given
+    - dropout_p: the probability with which a weight is dropped; which ones are depends on ``seed`` and place alone
+    - window: query i sees keys with ``|i - j| < window`` only, and the time is linear in L
+
+    Raises a ShapeError, DTypeError or ArgumentError for arguments that don't fit.
+
+    >>> q = k = np.array([[1.0], [2.0]])
+    >>> print(attention(q, k, np.array([[3.0], [4.0]]), is_causal=True).round(4))
+    [[3.    ]
+     [3.8808]]
+    """
+    sizes = sizes_of(q, k, v, mask)
+    left, right = band(is_causal, window)
+    xp = array_module(getattr(q, "_data", q))
+    dtype = np.result_type(q.dtype, k.dtype, v.dtype)
+    q, k, v = (astype(x, accumulator(dtype)) for x in (q, k, v))
+    k, v = (repeat(x, sizes.group, axis=-3) if x.ndim > 2 and x.shape[-3] > 1 else x for x in (k, v))
+    scores = matmul(q * scale_of(scale, q), swapaxes(k, -1, -2))
+    if mask is not None:
+        scores = where(mask, scores, -math.inf) if mask.dtype.kind == "b" else scores + mask
+    if left < math.inf or right < math.inf:
+        i, j = (xp.arange(size) for size in sizes.scores[-2:])
+        scores = where((i[:, None] - left <= j) & (j <= i[:, None] + right), scores, -math.inf)
+    total = logsumexp(scores, axis=-1, keepdims=True)
+    weights = exp(scores - where(total == -math.inf, 0, total))
+    if dropout_p:
+        rows = xp.arange(math.prod(sizes.scores[:-1])).reshape(sizes.scores[:-1])
+        weights = weights * (kept(seed, rows, slice(0, sizes.scores[-1]), dropout_p) * share_of(dropout_p))
+    return astype(matmul(weights, v), dtype)
+
+
+# ---- the kernels ----------------------------------------------------------------------------------------------------
+
+
+@attention.defforward
+def _forward(q: Array, k: Array, v: Array, mask: Any, *options: Any) -> tuple[Array, dict[str, Array]]:
+    job, sizes = job_of(q, k, v, mask, options)
+    out, view = _like(q, (*sizes.scores[:-1], v.shape[-1]), (*job.rows, v.shape[-1]), job.q.dtype)
+    total, shift = np.empty(job.rows, job.q.dtype), np.zeros(job.rows, job.q.dtype)
+    with blas_threads(1):
+        run([partial(_forward_group, job, *at, view, total, shift) for at in job.groups()], job.nanoseconds(2))
+    return rounded(out, np.result_type(q, k, v)), {"total": total, "shift": shift}
+
+
+def _forward_group(job: Job, n: slice, h: slice, out: Array, total: Array, shift: Array) -> None:
+    """The attention of some heads, written to ``out``, with ``total`` and ``shift`` of its rows."""
+    decoding = 4 * job.rows[2] * job.rows[3] < job.k.shape[2]  # then a copy of k would cost more than it saves
+    keys, values = job.k[n, h], job.v[n, h]
+    if not decoding:
+        keys = np.multiply(keys, job.scale, out=scratch(keys.shape, keys.dtype, "attention keys"))
+        values = np.positive(values, out=scratch(values.shape, values.dtype, "attention values"))
+    shifted = False
+    with np.errstate(all="ignore"):
+        for i, blocks in job.tiles():
+            at = (n, h, slice(None), i)
+            queries = _stacked(job.q[at])
+            queries = queries * job.scale if decoding else queries
+            sums, means, top = _forward_tile(job, at, blocks, queries, keys, values, shifted)
+            if not shifted and not _safe(sums, means):
+                shifted = True  # this tile again, and those that follow at once
+                sums, means, top = _forward_tile(job, at, blocks, queries, keys, values, shifted)
+            rows, target = total[at].shape, out[at]
+            inverse = _reciprocal(sums).reshape(*rows, 1)
+            np.multiply(means.reshape(target.shape), inverse, out=target)
+            total[at] = sums.reshape(rows)
+            if shifted:
+                shift[at] = top.reshape(rows)
+
+
+def _forward_tile(
+    job: Job, at: Place, blocks: list[Block], queries: Array, keys: Array, values: Array, shifted: bool
+) -> tuple[Array, Array, Array]:
+    """Σ E, E v and the shift of a tile's rows."""
+    top = None
+    if shifted:
+        top = np.full((*queries.shape[:-1], 1), -np.inf, queries.dtype)
+        for block in blocks:
+            np.maximum(top, job.scores(at, block, queries, keys).max(-1, keepdims=True), out=top)
+        top[top == -np.inf] = 0
+    sums, means = np.zeros(queries.shape[:-1], queries.dtype), None
+    for block in blocks:
+        weights = job.weights(at, block, queries, keys, top)
+        sums += np.matmul(weights, np.ones(weights.shape[-1], weights.dtype))
+        if job.dropout_p:
+            weights *= job.dropout(at, block.j, weights.shape)
+        part = np.matmul(weights, values[:, :, block.j])
+        means = part if means is None else means + part
+    if means is None:  # no key is seen
+        means = np.zeros((*sums.shape, values.shape[-1]), sums.dtype)
+    return sums, means, top
+
+
+def _safe(sums: Array, means: Array) -> bool:
+    """Whether neither the sums nor the weighted values left the range in which they are exact."""
+    return bool(sums.min() > 1 / SAFE and sums.max() < SAFE and np.isfinite(means.sum()))
+
+
+@attention.defbackward("q", "k", "v", "mask")
+def _backward(
+    g: Array, q: Array, k: Array, v: Array, mask: Any, is_causal: Any, scale: Any, dropout_p: Any, seed: Any,
+    window: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:  # fmt: skip
+    job, sizes = job_of(q, k, v, mask, (is_causal, scale, dropout_p, seed, window))
+    wide, lead = job.q.dtype, sizes.scores[:-2]
+    lead_k = (*sizes.lead, sizes.heads) if lead else ()
+    gq, gq_view = _like(q, (*lead, *q.shape[-2:]), job.q.shape, wide)
+    gk, gk_view = _like(k, (*lead_k, *k.shape[-2:]), job.k.shape, wide)
+    gv, gv_view = _like(v, (*lead_k, *v.shape[-2:]), job.v.shape, wide)
+    gmask = np.zeros(job.mask.shape, wide) if needs[3] and job.mask is not None else None
+    form = (*job.rows, v.shape[-1])
+    read, write = (g.reshape(form), out.reshape(form), _reciprocal(total), shift), (gq_view, gk_view, gv_view, gmask)
+    tasks = [partial(_backward_group, job, *at, read, write) for at in job.groups()]
+    with blas_threads(1):
+        run(tasks, 0 if needs[3] else job.nanoseconds(5))  # one by one where all add to the gradient of one mask
+    if not tasks:
+        gk.fill(0), gv.fill(0)
+    if gmask is not None:
+        gmask = _fit(gmask.reshape(*mask_shape(mask, sizes)), mask)
+    return _fit(gq, q), _fit(gk, k), _fit(gv, v), gmask
+
+
+def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]) -> None:
+    """The gradients of some heads, from g, out, 1/total and shift; written to gq, gk and gv, added to gmask."""
+    (g, out, inverse, shift), (gq, gk, gv, gmask) = read, write
+    wide, k, v = job.q.dtype, job.k[n, h], job.v[n, h]
+    keys = np.multiply(k, job.scale, out=scratch(k.shape, wide, "attention keys"))
+    values = scratch((*v.shape[:-1], v.shape[-1] + 1), wide, "attention values")  # (v, 1)
+    values[..., :-1], values[..., -1] = v, 1
+    dk, dv = scratch(k.shape, wide, "attention dk"), scratch(v.shape, wide, "attention dv")
+    fresh = job.sees_all()
+    if not fresh:
+        dk.fill(0), dv.fill(0)
+    with np.errstate(all="ignore"):
+        for i, blocks in job.tiles():
+            at = (n, h, slice(None), i)
+            queries, top = _stacked(job.q[at]), _stacked(shift[at][..., None])
+            top = top if top.any() else None
+            up = _stacked(_upstream(g[at], inverse[at], out[at]))
+            direct = len(blocks) == gq.shape[2] == 1
+            dq = gq[n, h, 0, i] if direct else scratch(queries.shape, wide, "attention dq")
+            for block in blocks:
+                weights = job.weights(at, block, queries, keys, top)
+                ds, remaining = scratch(weights.shape, wide, "attention ds"), weights
+                np.matmul(up, values[:, :, block.j].swapaxes(-1, -2), out=ds)
+                if job.dropout_p:
+                    remaining = job.dropout(at, block.j, weights.shape)
+                    ds = (ds - up[..., -1:]) * remaining + up[..., -1:]
+                    remaining *= weights
+                ds *= weights
+                _add_product(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh)
+                _add_product(dk[:, :, block.j], ds.swapaxes(-1, -2), queries, fresh)
+                _add_product(dq, ds, keys[:, :, block.j], block is blocks[0])
+                if gmask is not None:
+                    _add_sum(cut(gmask, (*at, block.j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
+            if not direct:
+                gq[at] = dq.reshape(gq[at].shape) if blocks else 0
+            fresh = False
+    np.multiply(dk, job.scale, out=gk[n, h])
+    gv[n, h] = dv
+
+
+def _upstream(g: Array, inverse: Array, out: Array) -> Array:
+    """(ĝ, -D) with D = rowsum(ĝ ∘ out): its product with (v, 1)ᵀ is ĝ vᵀ - D."""
+    up = scratch((*g.shape[:-1], g.shape[-1] + 1), inverse.dtype, "attention g")
+    np.multiply(g, inverse[..., None], out=up[..., :-1])
+    np.negative(np.vecdot(up[..., :-1], out), out=up[..., -1])
+    return up
+
+
+def _add_product(total: Array, a: Array, b: Array, fresh: Any) -> None:
+    """total += a b, or total = a b if it is fresh."""
+    product = np.matmul(a, b, out=total if fresh else scratch(total.shape, total.dtype, "attention product"))
+    if not fresh:
+        total += product
+
+
+def _add_sum(total: Array, x: Array) -> None:
+    """total += x, summed over the axes that total has only one of."""
+    total += x.sum(tuple(axis for axis, size in enumerate(total.shape) if size == 1), keepdims=True)
+
+
+def _fit(gradient: Array, x: Array) -> Array:
+    """A gradient summed over the axes along which x was broadcast, in the dtype of x."""
+    return rounded(gradient if gradient.shape == x.shape else unbroadcast(gradient, x.shape), x.dtype)
+
+
+def _like(x: Array, shape: tuple[int, ...], form: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+    """An array in the memory order of x, so that a transposed q gives a transposed result; and its view in a form."""
+    array = np.empty_like(x, dtype, shape=shape)
+    view = array.reshape(form)
+    if np.may_share_memory(array, view):
+        return array, view
+    array = np.empty(shape, dtype)
+    return array, array.reshape(form)
+
+
+def _stacked(tile: Array) -> Array:
+    """A tile (n, h, g, i, d) as matrices (n, h, g·i, d)."""
+    n, h, g, i, d = tile.shape
+    return tile.reshape(n, h, g * i, d)
+
+
+def _reciprocal(x: Array) -> Array:
+    """1/x, and 0 where x is 0."""
+    return np.divide(1, x, out=np.zeros_like(x), where=x != 0)

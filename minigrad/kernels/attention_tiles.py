@@ -1,0 +1,284 @@
+"""How attention is cut into tiles: sizes and checks of a call, which keys a tile of queries sees, and its scores.
+
+Axes: n batch, h head of k and v, g head of q among those that share h, i query, j key, d feature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from minigrad.backend import Array, accumulator, array_module, is_floating
+from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.parallel import scratch
+
+ROWS = 64  # queries of a tile: fewer waste less above the diagonal, more make better matrix products
+KEYS = 512  # keys of a block
+TILE = 1 << 17  # scores of a block over all its heads: 512 kB of float32
+COPIES = 1 << 20  # numbers in the copies of k and v that a thread works with, unless one head has more
+
+Place: TypeAlias = tuple[slice, slice, slice, slice]  # of a tile: its n, h, all of g, and i
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    lead: tuple[int, ...]  # leading axes of q, k and v, broadcast
+    heads: int  # of k and v
+    group: int  # heads of q to each of them
+    scores: tuple[int, ...]  # the shape that the scores would have: (*lead, heads of q, queries, keys)
+
+
+def sizes_of(q: Any, k: Any, v: Any, mask: Any) -> Sizes:
+    """The sizes of a call, from arrays or Tensors; an error where they don't fit."""
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError("q (..., heads, L, d), k (..., heads, S, d) and v (..., heads, S, d_v)", shapes)
+    if not all(is_floating(x.dtype) for x in (q, k, v)):
+        raise DTypeError("floating-point q, k and v", f"{q.dtype}, {k.dtype} and {v.dtype}")
+    heads_q, heads_k, heads_v = ((1, *x.shape)[-3] for x in (q, k, v))
+    try:
+        lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+        (heads,) = np.broadcast_shapes((heads_k,), (heads_v,))
+    except ValueError:
+        raise ShapeError("leading axes that broadcast", shapes) from None
+    if heads_q % max(heads, 1) and heads_q != 1:
+        hint = f"with {heads} heads of k and v, q has {heads}, {2 * heads}, {3 * heads} ... heads, or 1"
+        raise ShapeError("heads of q that are a multiple of those of k and v", shapes, hint)
+    group = 1 if heads_q == 1 else heads_q // max(heads, 1)
+    matrices = max(q.ndim, k.ndim, v.ndim) == 2  # no axis of heads at all
+    scores = (*(() if matrices else (*lead, heads * group)), q.shape[-2], k.shape[-2])
+    if mask is not None:
+        _check_mask(mask, scores)
+    return Sizes(lead, heads, group, scores)
+
+
+def _check_mask(mask: Any, scores: tuple[int, ...]) -> None:
+    if mask.dtype.kind != "b" and not is_floating(mask.dtype):
+        hint = "True where attention is allowed, or numbers that are added to the scores"
+        raise DTypeError("a boolean or floating-point mask", f"dtype {mask.dtype}", hint)
+    tail = scores[len(scores) - mask.ndim :] if mask.ndim <= len(scores) else ()
+    if mask.ndim > len(scores) or any(size not in (1, full) for size, full in zip(mask.shape, tail, strict=True)):
+        raise ShapeError(f"a mask that broadcasts to the scores (..., heads, L, S) = {scores}", f"shape {mask.shape}")
+
+
+def band(is_causal: bool, window: int | None) -> tuple[float, float]:
+    """How far a query i looks: at keys j with ``i - left <= j <= i + right``."""
+    if window is not None and window < 1:
+        raise ArgumentError("a window of at least 1 key, or None", f"window={window}")
+    left = math.inf if window is None else window - 1
+    return left, 0 if is_causal else left
+
+
+def share_of(dropout_p: float) -> float:
+    """The factor of the weights that are kept: 1/(1 - p), and 0 where none is."""
+    if not 0 <= dropout_p <= 1:
+        raise ArgumentError("a dropout probability within 0 and 1", f"dropout_p={dropout_p}")
+    return 0.0 if dropout_p == 1 else 1 / (1 - dropout_p)
+
+
+def kept(seed: int, rows: Array, columns: slice, dropout_p: float) -> Array:
+    """Which weights dropout keeps: a hash of (seed, row, column) that is at least p, for each row and column.
+
+    rows numbers the rows of all scores of the call; the result has their shape and a last axis of the columns. The
+    hash is two rounds of multiply and xor-shift with constants of a low-bias search (C. Wellons, hash-prospector).
+    """
+    xp = array_module(rows)
+    with np.errstate(over="ignore"):
+        key = (rows.astype(np.uint64) + np.uint64(seed % 2**64)) * np.uint64(0x9E3779B97F4A7C15)
+        key = ((key ^ (key >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)) >> np.uint64(32)
+        column = xp.arange(columns.start, columns.stop, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    x = key.astype(np.uint32)[..., None] ^ column
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x ^= x >> np.uint32(shift)
+        x *= np.uint32(factor)
+    x ^= x >> np.uint32(16)
+    return x >= np.uint32(min(round(dropout_p * 2**32), 2**32 - 1))
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """Keys that the queries of a tile see, and which of those columns are hidden from which rows."""
+
+    j: slice
+    hidden: tuple[tuple[slice, Array], ...]
+
+
+@lru_cache(maxsize=256)
+def _blocks(start: int, stop: int, keys: int, part: int, left: float, right: float) -> list[Block]:
+    """The keys that the queries from start to stop see, in blocks of at most ``part``."""
+    first, last = _seen(slice(start, stop), keys, left, right)
+    spans = [slice(j, min(j + part, last)) for j in range(first, last, part)]
+    return [Block(j, tuple(_hidden(slice(start, stop), j, left, right))) for j in spans]
+
+
+def _seen(i: slice, keys: int, left: float, right: float) -> tuple[int, int]:
+    """The first key that one of the queries i sees, and the one behind the last."""
+    return int(max(0, i.start - left)), int(min(keys, i.stop + right))
+
+
+def _hidden(i: slice, j: slice, left: float, right: float) -> Iterator[tuple[slice, Array]]:
+    """The columns of a block in which a row looks beyond the band ``i - left <= j <= i + right``, and which rows."""
+    rows = i.stop - i.start
+    start, stop = max(j.start, i.start + right + 1), min(j.stop, i.stop - 1 - left)
+    if start < j.stop:
+        yield slice(int(start) - j.start, None), ~_below(rows, j.stop - int(start), int(i.start + right - start))
+    if stop > j.start:
+        yield slice(0, int(stop) - j.start), _below(rows, int(stop) - j.start, int(i.start - left) - j.start - 1)
+
+
+@lru_cache(maxsize=64)
+def _below(rows: int, columns: int, k: int) -> Array:
+    """Where column <= row + k."""
+    return np.tri(rows, columns, k, dtype=bool)
+
+
+@dataclass
+class Job:
+    """A call on NumPy arrays, brought to one form, and how its tiles are cut.
+
+    In a tile the heads of q that share keys lie one below the other, in matrices of g·i rows.
+    """
+
+    q: Array  # (n, h, g, i, d)
+    k: Array  # (n, h, j, d)
+    v: Array  # (n, h, j, d_v)
+    mask: Array | None  # (n, h, g, i, j), with size 1 where it is the same for all
+    scale: float
+    left: float
+    right: float
+    dropout_p: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.rows = self.q.shape[:-1]  # (n, h, g, i)
+        self.step = max(1, min(self.rows[3], ROWS // max(self.rows[2], 1)))  # queries of a tile
+        self.part = KEYS * max(1, ROWS // max(self.rows[2] * self.step, 1))  # keys of a block: more with few queries
+
+    def groups(self) -> list[tuple[slice, slice]]:
+        """The batches and heads that are worked on together; the heads of a batch lie next to each other in memory."""
+        (n, h, g, i), (keys, d) = self.rows, self.k.shape[2:]
+        if not n * h * g * i:
+            return []
+        heads = min(TILE // max(1, self.step * g * min(self.part, keys)), COPIES // max(1, keys * d))
+        if heads >= h:
+            return [(part, slice(0, h)) for part in _split(n, heads // h)]
+        return [(slice(b, b + 1), part) for b in range(n) for part in _split(h, max(1, heads))]
+
+    def tiles(self) -> Iterator[tuple[slice, list[Block]]]:
+        """The queries of each tile and the blocks of keys that they see.
+
+        The last queries come first: under a causal mask they see every key, so what they give dk and dv is stored, and
+        only what follows is added.
+        """
+        for start in reversed(range(0, self.rows[3], self.step)):
+            stop = min(start + self.step, self.rows[3])
+            yield slice(start, stop), _blocks(start, stop, self.k.shape[2], self.part, self.left, self.right)
+
+    def sees_all(self) -> bool:
+        """Whether the queries of the first tile see every key, some of them each."""
+        i, keys = self.rows[3], self.k.shape[2]
+        return _seen(slice(i - self.step, i), keys, self.left, self.right) == (0, keys)
+
+    def nanoseconds(self, products: int) -> float:
+        """Estimated time on one core: of a score 2 ns, and d/32 more for each matrix product."""
+        tiles = [slice(i, i + self.step) for i in range(0, self.rows[3], self.step)]
+        seen = [_seen(i, self.k.shape[2], self.left, self.right) for i in tiles]
+        scores = sum(max(0, stop - start) for start, stop in seen) * self.step * math.prod(self.rows[:3])
+        return float(scores * (2 + products * self.q.shape[-1] / 32))
+
+    def scores(self, at: Place, block: Block, queries: Array, keys: Array) -> Array:
+        """The scores (n, h, g·i, j) of a block, -inf where attention isn't allowed."""
+        n, h, rows, _ = queries.shape
+        scores = scratch((n, h, rows, block.j.stop - block.j.start), queries.dtype, "attention scores")
+        np.matmul(queries, keys[:, :, block.j].swapaxes(-1, -2), out=scores)
+        if self.mask is None and not block.hidden:
+            return scores
+        tile = scores.reshape(n, h, self.rows[2], rows // self.rows[2], scores.shape[-1])
+        if self.mask is not None:
+            mask = cut(self.mask, (*at, block.j))
+            if mask.dtype == bool:
+                np.copyto(tile, -np.inf, where=~mask)
+            else:
+                tile += mask
+        for columns, hidden in block.hidden:
+            np.copyto(tile[..., columns], -np.inf, where=hidden)
+        return scores
+
+    def weights(self, at: Place, block: Block, queries: Array, keys: Array, shift: Array | None) -> Array:
+        """E = exp(scores - shift) of a block, in place of the scores."""
+        scores = self.scores(at, block, queries, keys)
+        if shift is not None:
+            scores -= shift
+        return np.exp(scores, out=scores)
+
+    def dropout(self, at: Place, j: slice, shape: tuple[int, ...]) -> Array:
+        """The factors of a tile's weights, 0 or 1/(1 - p)."""
+        rows = 0
+        for size, part, axis in zip(self.rows, at, range(4), strict=True):
+            rows = rows * size + np.arange(size)[part].reshape(-1, *[1] * (3 - axis))
+        return (kept(self.seed, rows, j, self.dropout_p) * self.q.dtype.type(share_of(self.dropout_p))).reshape(shape)
+
+
+def job_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any, ...]) -> tuple[Job, Sizes]:
+    """Bring a call to the one form: leading axes flattened, heads grouped, rows that BLAS can read in place."""
+    is_causal, scale, dropout_p, seed, window = options
+    sizes = sizes_of(q, k, v, mask)
+    wide, n, h, g = accumulator(np.result_type(q, k, v)), math.prod(sizes.lead), sizes.heads, sizes.group
+    q5 = _spread(_readable(q, wide), (*sizes.lead, h * g)).reshape(n, h, g, *q.shape[-2:])
+    k4, v4 = (_spread(_readable(x, wide), (*sizes.lead, h)).reshape(n, h, *x.shape[-2:]) for x in (k, v))
+    if mask is not None:
+        mask = _mask_view(mask if mask.dtype == bool else mask.astype(wide, copy=False), sizes)
+    share_of(dropout_p)
+    return Job(q5, k4, v4, mask, scale_of(scale, q), *band(is_causal, window), dropout_p, seed), sizes
+
+
+def _readable(x: Array, dtype: Any) -> Array:
+    """x in dtype, copied where its rows aren't such that BLAS reads them in place."""
+    x = np.asarray(x, dtype)
+    size = x.itemsize
+    fits = x.strides[-1] == size and x.strides[-2] >= x.shape[-1] * size and x.strides[-2] % size == 0
+    return x if fits else np.ascontiguousarray(x)
+
+
+def _spread(x: Array, lead: tuple[int, ...]) -> Array:
+    """x with its leading axes broadcast to ``lead``."""
+    shape = (*lead, *x.shape[-2:])
+    return x if x.shape == shape else np.broadcast_to(x, shape)
+
+
+def _mask_view(mask: Array, sizes: Sizes) -> Array:
+    """The mask with axes (n, h, g, i, j), of size 1 where it doesn't vary."""
+    *lead, heads, i, j = mask_shape(mask, sizes)
+    mask = np.broadcast_to(mask, (*lead, heads, i, j))
+    return mask.reshape(math.prod(lead), *((1, 1) if heads == 1 else (sizes.heads, sizes.group)), i, j)
+
+
+def mask_shape(mask: Array, sizes: Sizes) -> tuple[int, ...]:
+    """The shape of the mask with all axes of the scores; the leading ones are either all broadcast or all 1."""
+    *lead, heads, i, j = (1,) * (len(sizes.lead) + 3 - mask.ndim) + mask.shape
+    return (*(lead if math.prod(lead) == 1 else sizes.lead), heads, i, j)
+
+
+def cut(array: Array, index: tuple[slice, ...]) -> Array:
+    """The part of an array at an index, with its axes of size 1 left alone."""
+    return array[tuple(part if size > 1 else slice(None) for part, size in zip(index, array.shape, strict=True))]
+
+
+def _split(n: int, most: int) -> list[slice]:
+    """[0, n) in equal parts of at most ``most``, an even number of them where there are several."""
+    parts = math.ceil(n / most)
+    parts = min(n, parts + parts % 2) if parts > 1 else 1
+    return [slice(n * a // parts, n * (a + 1) // parts) for a in range(parts)]
+
+
+def scale_of(scale: float | None, q: Any) -> float:
+    return 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)

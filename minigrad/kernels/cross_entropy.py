@@ -1,0 +1,198 @@
+"""Cross-entropy of logits, row by row over cache-sized tiles: no array of log-probabilities ever exists.
+
+Forward keeps two numbers of a row, ``shift`` and ``total = Σ e^(x - shift)``; backward makes the exponentials again,
+straight into the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minigrad.backend import Array, accumulator, array_module
+from minigrad.core import sample
+from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.fused import fused
+from minigrad.kernels.embedding import check_range
+from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows, rounded
+from minigrad.kernels.softmax import log_softmax
+from minigrad.ops import astype, mean, sum, take_along_axis, where
+from minigrad.parallel import scratch
+
+
+def _torch(t: Any, logits: Any, targets: Any, *rest: Any, **named: Any) -> Any:
+    targets = t.as_tensor(targets)
+    flat = targets.reshape(-1, *targets.shape[logits.ndim - 1 :])
+    loss = t.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), flat, None, None, *rest, **named)
+    return loss.reshape(logits.shape[:-1]) if loss.ndim else loss
+
+
+_ids = np.array([[0, 4, 2], [-100, 1, 1]])
+_samples = [sample((2, 3, 5), _ids), sample((2, 3, 5), _ids, label_smoothing=0.1, reduction="none")]
+
+
+@fused(torch=_torch, numpy=False, samples=[*_samples, sample((2, 3, 5), (2, 3, 5), reduction="sum")])
+def cross_entropy(
+    logits: Array, targets: Array, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
+) -> Array:
+    """Cross-entropy in nats of softmax(logits) against targets: ``-Σ_c q_c log softmax(x)_c`` of each row.
+
+    logits (..., V), classes on the last axis. targets are class ids of shape (...), of which those equal to
+    ignore_index count for nothing, or floats of shape (..., V), the probabilities q themselves. label_smoothing ε
+    replaces q by (1 - ε) q + ε/V. reduction: the "mean" over the rows that count (0 if none does), the "sum", or "none".
+    A class outside of 0 … V-1 raises an IndexRangeError.
+
+    >>> print(cross_entropy(np.zeros((2, 4)), np.array([1, -100])).round(4))
+    1.3863
+    """
+    goal = Goal.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
+    log_p = log_softmax(astype(logits, accumulator(logits.dtype)))
+    if goal.soft:
+        rows = -sum(targets * log_p, -1)
+    else:
+        rows = -take_along_axis(log_p, goal.ids.reshape(goal.shape)[..., None], -1)[..., 0]
+    if label_smoothing:
+        rows = (1 - label_smoothing) * rows - label_smoothing * mean(log_p, -1)
+    counted = goal.counted.reshape(goal.shape)
+    rows = where(counted, rows, 0)
+    if reduction != "none":
+        rows = sum(rows) if reduction == "sum" else sum(rows) * goal.weight
+    return astype(rows, goal.dtype)
+
+
+class Goal(NamedTuple):
+    """The targets of a cross-entropy, checked: class ids of the rows, or probabilities, and how the rows are weighted."""
+
+    ids: Array  # (rows,); 0 where a row doesn't count
+    counted: Array  # (rows,), whether a row counts
+    soft: bool  # targets are probabilities
+    smoothing: float
+    weight: float  # of each row in the result: 1 / (rows that count) for the mean, else 1
+    shape: tuple[int, ...]  # of the rows
+    dtype: Any  # of the result
+
+    @classmethod
+    def of(
+        cls, logits: tuple[int, ...], dtype: Any, targets: Any, ignore_index: int, smoothing: float, reduction: str
+    ) -> Goal:
+        """The goal of a call whose logits have the shape (..., V) and this dtype."""
+        if reduction not in ("mean", "sum", "none"):
+            raise ArgumentError("reduction='mean', 'sum' or 'none'", repr(reduction))
+        if not 0 <= smoothing <= 1:
+            raise ArgumentError("a label_smoothing from 0 to 1", repr(smoothing))
+        if not logits or not logits[-1]:
+            raise ShapeError("logits (..., V) with at least one class", f"shape {logits}")
+        raw, shape, classes = getattr(targets, "_data", targets), logits[:-1], logits[-1]
+        soft = raw.dtype.kind not in "biu"
+        if raw.dtype.kind == "b":
+            raise DTypeError("class ids or probabilities as targets", "booleans")
+        if raw.shape != (logits if soft else shape):
+            hint = "classes are on the last axis of the logits; float targets are probabilities of all classes"
+            raise ShapeError(f"targets that fit logits of shape {logits}", f"{raw.dtype} {raw.shape}", hint)
+        xp = array_module(raw)
+        counted = xp.ones(shape, bool) if soft else raw != ignore_index
+        ids = xp.zeros(shape, np.int64) if soft else raw * counted
+        check_range(ids, classes, "class")
+        count = int(counted.sum()) if reduction == "mean" else 1
+        dtype = np.result_type(dtype, raw.dtype) if soft else dtype
+        weight = 1 / count if count else 0.0
+        return cls(ids.reshape(-1), counted.reshape(-1), soft, smoothing, weight, shape, dtype)
+
+
+@cross_entropy.defforward
+def _forward(
+    logits: Any, targets: Any, ignore_index: int, label_smoothing: float, reduction: str
+) -> tuple[Array, dict[str, Any]]:
+    logits, targets = np.asarray(logits), np.asarray(targets)
+    goal = Goal.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
+    work = accumulator(goal.dtype)
+    rows = as_matrix(logits, work)
+    q = as_matrix(targets, work) if goal.soft else None
+    shift, total, losses = np.empty((3, len(rows)), work)
+
+    def body(a: int, b: int) -> None:
+        x = rows[a:b]
+        exponentials(x, scratch(x.shape, work, "rows"), shift[a:b], total[a:b])
+        losses[a:b] = row_losses(x, goal, slice(a, b), q, shift[a:b], total[a:b])
+
+    over_rows(body, rows, arrays=2, ns=3.0)
+    return rounded(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "shift": shift, "total": total}
+
+
+def row_losses(x: Array, goal: Goal, tile: slice, q: Array | None, shift: Array, total: Array) -> Array:
+    """The loss of each row of a tile of logits ``x``, whose exponentials sum to ``total``: log total - (picked - shift)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if q is None:
+            picked, mass = x[np.arange(len(x)), goal.ids[tile]], x.dtype.type(1)
+        else:
+            picked, mass = np.vecdot(q[tile], x), q[tile].sum(axis=1)
+        keep, smoothing = 1 - goal.smoothing, goal.smoothing
+        picked, mass = picked * keep, mass * keep
+        if smoothing:
+            picked += smoothing * x.mean(axis=1)
+            mass += smoothing
+        loss = mass * np.log(total) - (picked - mass * shift)
+        loss[total == 0] = math.inf
+    loss[~goal.counted[tile]] = 0
+    return loss
+
+
+def reduced(losses: Array, goal: Goal, reduction: str) -> Array:
+    """The result from the losses of the rows."""
+    if reduction == "none":
+        return losses.reshape(goal.shape)
+    return np.asarray(losses.sum() * losses.dtype.type(goal.weight))
+
+
+def row_gradients(e: Array, goal: Goal, tile: slice, q: Array | None, total: Array, scale: Array) -> None:
+    """Turn exponentials ``e`` of a tile, with row sums ``total``, into ``scale · (softmax - q)``, in place.
+
+    A row that doesn't count gets 0, and so does one of only -∞.
+    """
+    dead = ~goal.counted[tile] | (total == 0)
+    scale = np.where(dead, 0, scale)
+    keep, smoothing = 1 - goal.smoothing, goal.smoothing
+    mass = 1 if q is None else keep * q[tile].sum(axis=1) + smoothing
+    with np.errstate(under="ignore"):
+        e *= (scale * mass / np.where(dead, 1, total))[:, None]
+        if q is None:
+            e[np.arange(len(e)), goal.ids[tile]] -= scale * keep
+        else:
+            e -= q[tile] * (scale * keep)[:, None]
+        if smoothing:
+            e -= (scale * (smoothing / e.shape[1]))[:, None]
+    e[dead] = 0
+
+
+@cross_entropy.defbackward("logits", "targets")
+def _backward(
+    g: Any, logits: Any, targets: Any, goal: Goal, shift: Any, total: Any, needs: tuple[bool, bool]
+) -> tuple[Any, Any]:
+    """g (softmax - q) for the logits, -g (1 - ε) log softmax for probabilities."""
+    work = total.dtype
+    rows = as_matrix(logits, work)
+    q = as_matrix(targets, work) if goal.soft else None
+    scale = np.ascontiguousarray(np.broadcast_to(g, goal.shape), work).reshape(-1) * work.type(goal.weight)
+    gx = np.empty(logits.shape, work) if needs[0] else None
+    gq = np.empty(logits.shape, work) if needs[1] else None
+    result, result_q = (None if out is None else matrix_of(out) for out in (gx, gq))
+
+    def body(a: int, b: int) -> None:
+        tile, x = slice(a, b), rows[a:b]
+        if result is not None:
+            with np.errstate(under="ignore", over="ignore"):
+                e = np.exp(x - shift[tile, None] if shift[tile].any() else x, out=result[tile])
+            row_gradients(e, goal, tile, q, total[tile], scale[tile])
+        if result_q is not None:
+            offset = np.log(np.where(total[tile] == 0, 1, total[tile])) + shift[tile]
+            np.subtract(offset[:, None], x, out=result_q[tile])
+            result_q[tile] *= (scale[tile] * (1 - goal.smoothing))[:, None]
+            result_q[tile][total[tile] == 0] = 0
+
+    over_rows(body, rows, arrays=2, ns=3.3)
+    return (
+        None if gx is None else rounded(gx, logits.dtype),
+        None if gq is None else rounded(gq, targets.dtype),
+    )

@@ -1,0 +1,107 @@
+"""GELU, exact by the error function or by its tanh approximation; the weight Φ is kept for the backward pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array
+from minigrad.core import sample
+from minigrad.errors import ArgumentError
+from minigrad.fused import fused
+from minigrad.kernels.rows import dtypes, over_elements, rounded
+from minigrad.kernels.swiglu import logistic
+from minigrad.ops import erf as erf_of_tensor
+from minigrad.ops import tanh
+from minigrad.ops._erf import erf
+from minigrad.parallel import scratch
+
+SLOPE, CUBIC = math.sqrt(2 / math.pi), 0.044715  # Φ(x) ≈ (1 + tanh(SLOPE (x + CUBIC x³))) / 2
+
+
+def _torch(t: Any, x: Any, approximate: str = "none") -> Any:
+    return t.nn.functional.gelu(x, approximate=approximate)
+
+
+@fused(elementwise=True, torch=_torch, numpy=False, samples=[sample((2, 3)), sample((2, 3), "tanh")])
+def gelu(x: Array, approximate: str = "none") -> Array:
+    """Gaussian error linear unit ``x Φ(x)``, Φ the distribution function of the standard normal.
+
+    approximate="none" is exact, ``Φ(x) = (1 + erf(x/√2)) / 2``; "tanh" takes ``(1 + tanh(√(2/π) (x + 0.044715 x³))) / 2``.
+    Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016). Another name raises an ArgumentError.
+
+    >>> print(gelu(np.array([-1e4, 0.0, 1.0])).round(4))
+    [-0.      0.      0.8413]
+    """
+    if _exact(approximate):
+        return x * (0.5 + 0.5 * erf_of_tensor(x * math.sqrt(0.5)))
+    return x * (0.5 + 0.5 * tanh(SLOPE * (x + CUBIC * (x * x * x))))
+
+
+def _exact(approximate: str) -> bool:
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError("approximate='none' or 'tanh'", repr(approximate))
+    return approximate == "none"
+
+
+@gelu.defforward
+def _forward(x: Any, approximate: str) -> tuple[Array, dict[str, Any]]:
+    exact = _exact(approximate)
+    dtype, work = dtypes(x)
+    flat = np.ascontiguousarray(x, work).reshape(-1)
+    out, phi = np.empty(np.shape(x), work), np.empty(flat.size, work)
+    result = out.reshape(-1)
+
+    def body(tile: slice) -> None:
+        (_normal if exact else _near_normal)(flat[tile], phi[tile])
+        np.multiply(flat[tile], phi[tile], out=result[tile])
+
+    over_elements(body, flat, arrays=4, ns=6.0)
+    return rounded(out, dtype), {"phi": phi}
+
+
+def _normal(x: Array, out: Array) -> None:
+    """Φ(x) by the error function."""
+    np.multiply(erf(x * math.sqrt(0.5)), 0.5, out=out)
+    out += 0.5
+
+
+def _near_normal(x: Array, out: Array) -> None:
+    """The tanh approximation of Φ, as a logistic function: (1 + tanh u) / 2 = σ(2 u), at half the cost."""
+    np.multiply(x, x, out=out)
+    out *= 2 * SLOPE * CUBIC
+    out += 2 * SLOPE
+    out *= x
+    logistic(out, out)
+
+
+@gelu.defbackward("x")
+def _backward(g: Any, x: Any, approximate: str, phi: Any) -> tuple[Array]:
+    """g (Φ + x Φ'), where Φ' is e^(-x²/2) / √(2π), or the derivative of σ(2 u), which is σ (1 - σ) 2 u'."""
+    work = phi.dtype
+    flat, up = (np.ascontiguousarray(a, work).reshape(-1) for a in (x, g))
+    gx = np.empty(x.shape, work)
+    result = gx.reshape(-1)
+
+    def body(tile: slice) -> None:
+        r, dx = flat[tile], result[tile]
+        with np.errstate(under="ignore"):
+            np.multiply(r, r, out=dx)
+            if approximate == "none":
+                dx *= -0.5
+                np.exp(dx, out=dx)
+                dx *= 1 / math.sqrt(2 * math.pi)
+            else:
+                dx *= 6 * SLOPE * CUBIC
+                dx += 2 * SLOPE
+                density = np.subtract(1, phi[tile], out=scratch(r.shape, work, "rows"))
+                density *= phi[tile]
+                dx *= density
+            dx *= r
+            dx += phi[tile]
+            dx *= up[tile]
+
+    over_elements(body, flat, arrays=5, ns=4.0)
+    return (rounded(gx, x.dtype),)

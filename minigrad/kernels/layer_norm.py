@@ -1,0 +1,111 @@
+"""Layer normalisation over cache-sized tiles, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, accumulator
+from minigrad.core import sample
+from minigrad.fused import fused
+from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, rounded, total
+from minigrad.ops import astype, mean, sqrt
+from minigrad.parallel import scratch
+
+
+def _torch(t: Any, x: Any, normalized_shape: Any = None, *rest: Any, **named: Any) -> Any:
+    return t.nn.functional.layer_norm(x, normalized_shape or x.shape[-1:], *rest, **named)
+
+
+_samples = [sample((2, 3)), sample((2, 3, 4), [3, 4], (3, 4), (3, 4)), sample((3, 5), None, (5,), None, 0.1)]
+
+
+@fused(torch=_torch, numpy=False, samples=_samples)
+def layer_norm(
+    x: Array, normalized_shape: Any = None, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5
+) -> Array:
+    """Shift and scale each row to mean 0 and variance 1: ``y = (x - mean) / √(var + eps) · weight + bias``.
+
+    x (..., *normalized_shape); normalized_shape, an int or a tuple, is by default that of weight or bias, else the last
+    axis. weight and bias have the normalized shape; None is 1 and 0. The variance is that of the population, formed
+    from the centred row. Half precision is computed in float32 and rounded once. Ba, Kiros and Hinton, "Layer
+    Normalization" (2016). Shapes that don't fit raise a ShapeError.
+
+    >>> print(layer_norm(np.array([1.0, 3.0]), eps=0.0))
+    [-1.  1.]
+    """
+    axes = tuple(range(-len(normalized(x, normalized_shape, weight=weight, bias=bias)), 0))
+    wide = astype(x, accumulator(x.dtype))
+    centred = wide - mean(wide, axes, True)
+    y = centred / sqrt(mean(centred * centred, axes, True) + eps)
+    y = y if weight is None else y * weight
+    return astype(y if bias is None else y + bias, dtypes(x, weight, bias)[0])
+
+
+@layer_norm.defforward
+def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Array, dict[str, Any]]:
+    axes = len(normalized(x, normalized_shape, weight=weight, bias=bias))
+    dtype, work = dtypes(x, weight, bias)
+    rows = as_matrix(x, work, axes)
+    scale, offset = (None if p is None else as_matrix(p, work, axes)[0] for p in (weight, bias))
+    out = np.empty(np.shape(x), work)
+    centre, inverse = np.empty((2, len(rows)), work)
+    result = matrix_of(out, axes)
+    width = max(rows.shape[1], 1)
+    average = np.full(rows.shape[1], 1 / width, work)
+
+    def body(a: int, b: int) -> None:
+        y, inv = result[a:b], inverse[a:b]
+        np.matmul(rows[a:b], average, out=centre[a:b])
+        np.subtract(rows[a:b], centre[a:b, None], out=y)
+        np.vecdot(y, y, out=inv)
+        inv /= width
+        inv += eps
+        np.sqrt(inv, out=inv)
+        np.divide(1, inv, out=inv)
+        y *= inv[:, None]
+        if scale is not None:
+            y *= scale
+        if offset is not None:
+            y += offset
+
+    over_rows(body, rows, arrays=2, ns=1.7)
+    return rounded(out, dtype), {"centre": centre, "inverse": inverse}
+
+
+@layer_norm.defbackward("x", "weight", "bias")
+def _backward(
+    g: Any, x: Any, normalized_shape: Any, weight: Any, bias: Any, centre: Any, inverse: Any, needs: tuple[bool, ...]
+) -> tuple[Any, Any, Any]:
+    """With n the normalised row and r = 1/std: dx = r (g w - mean(g w) - n mean(g w n)), dw = Σ g n, db = Σ g."""
+    axes = len(normalized(x, normalized_shape, weight=weight, bias=bias))
+    work = inverse.dtype
+    rows, up = as_matrix(x, work, axes), as_matrix(g, work, axes)
+    scale = np.ones(rows.shape[1], work) if weight is None else as_matrix(weight, work, axes)[0]
+    average = scale / max(rows.shape[1], 1)
+    gx = np.empty(x.shape, work)
+    result = matrix_of(gx, axes)
+    shares: tuple[dict[int, Array], dict[int, Array]] = {}, {}
+
+    def body(a: int, b: int) -> None:
+        r, u, dx, inv = rows[a:b], up[a:b], result[a:b], inverse[a:b, None]
+        n = np.subtract(r, centre[a:b, None], out=scratch(r.shape, work, "rows"))
+        n *= inv
+        un = np.multiply(u, n, out=dx)
+        ones = np.ones(b - a, work)
+        if needs[1]:
+            shares[0][a] = ones @ un
+        if needs[2]:
+            shares[1][a] = ones @ u
+        if needs[0]:
+            n *= (un @ average)[:, None]
+            np.multiply(u, scale, out=dx)
+            dx -= (u @ average)[:, None]
+            dx -= n
+            dx *= inv
+
+    over_rows(body, rows, arrays=4, ns=3.2)
+    gweight = rounded(total(shares[0], scale), weight.dtype).reshape(weight.shape) if needs[1] else None
+    gbias = rounded(total(shares[1], scale), bias.dtype).reshape(bias.shape) if needs[2] else None
+    return rounded(gx, x.dtype) if needs[0] else None, gweight, gbias

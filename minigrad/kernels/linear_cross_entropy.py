@@ -1,0 +1,137 @@
+"""A language model's head and its loss in one: the logits exist a chunk at a time, in one buffer, used again and again.
+
+Of a chunk of rows the logits are made, turned into the losses, then, in place, into the gradient of the loss, and that
+at once into the gradients of x and of the weight. So the forward pass does all the work when a gradient will be asked
+for; the backward pass scales what is there. That takes three matrix products; keeping no gradients would take four.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, accumulator
+from minigrad.core import sample
+from minigrad.errors import DTypeError, ShapeError
+from minigrad.fused import fused
+from minigrad.kernels.cross_entropy import Goal, cross_entropy, reduced, row_gradients, row_losses
+from minigrad.kernels.linear import linear
+from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows, rounded
+from minigrad.parallel import scratch
+
+CHUNK_BYTES = 64 << 20  # of logits at a time; each chunk but the first costs a pass over the weight's gradient
+
+
+def _torch(t: Any, x: Any, weight: Any, targets: Any, *rest: Any, **named: Any) -> Any:
+    logits = (x @ weight.T).reshape(-1, weight.shape[0])
+    loss = t.nn.functional.cross_entropy(logits, t.as_tensor(targets).reshape(-1), None, None, *rest, **named)
+    return loss.reshape(x.shape[:-1]) if loss.ndim else loss
+
+
+_ids = np.array([[0, 4, 2], [-100, 1, 1]])
+_samples = [sample((2, 3, 4), (5, 4), _ids, label_smoothing=p, reduction=r) for p, r in ((0.0, "mean"), (0.1, "none"))]
+
+
+@fused(torch=_torch, numpy=False, samples=_samples)
+def linear_cross_entropy(
+    x: Array,
+    weight: Array,
+    targets: Array,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Array:
+    """``cross_entropy(linear(x, weight), targets)`` without ever holding all the logits.
+
+    x (..., d), weight (V, d), targets class ids of shape (...); the rest as in ``cross_entropy``. Class probabilities as
+    targets raise a DTypeError: they are as large as the logits, which can then exist as well.
+
+    >>> print(linear_cross_entropy(np.ones((2, 3)), np.zeros((4, 3)), np.array([1, 0])).round(4))
+    1.3863
+    """
+    _check(x, weight, targets)
+    return cross_entropy(linear(x, weight), targets, ignore_index, label_smoothing, reduction)
+
+
+def _check(x: Any, weight: Any, targets: Any) -> None:
+    if np.ndim(weight) != 2 or np.ndim(x) == 0 or x.shape[-1] != weight.shape[1]:
+        raise ShapeError("x (..., d) and weight (V, d)", f"{np.shape(x)} and {np.shape(weight)}")
+    if targets.dtype.kind not in "iu":
+        raise DTypeError("class ids as targets", f"dtype {targets.dtype}", "use cross_entropy(linear(x, weight), targets)")
+
+
+@linear_cross_entropy.defforward
+def _forward(
+    x: Any,
+    weight: Any,
+    targets: Any,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+    needs: tuple[bool, bool] = (False, False),
+) -> tuple[Array, dict[str, Any]]:
+    x, weight, targets = np.asarray(x), np.asarray(weight), np.asarray(targets)
+    _check(x, weight, targets)
+    shape, dtype = (*x.shape[:-1], len(weight)), dtypes(x, weight)[0]
+    goal = Goal.of(shape, dtype, targets, ignore_index, label_smoothing, reduction)
+    ready = needs if reduction != "none" else (False, False)  # the weights of single losses are not known yet
+    losses, *gradients = _one_pass(x, weight, goal, np.full(len(goal.ids), goal.weight), ready)
+    return rounded(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "once": [gradients] if any(ready) else []}
+
+
+def _one_pass(
+    x: Any, weight: Any, goal: Goal, scale: Array, needs: tuple[bool, bool]
+) -> tuple[Array, Array | None, Array | None]:
+    """Losses of the rows, and the gradients of ``Σ scale · loss`` with respect to x and weight that are needed."""
+    work = accumulator(goal.dtype)
+    rows, table = as_matrix(x, work), as_matrix(weight, work)
+    scale = scale.astype(work, copy=False)
+    losses = np.empty(len(rows), work)
+    gx = np.empty(x.shape, work) if needs[0] else None
+    gweight = np.zeros(table.shape, work) if needs[1] else None
+    step = max(1, min(len(rows), CHUNK_BYTES // (len(table) * work.itemsize)))
+    for start in range(0, len(rows), step):
+        chunk = slice(start, min(start + step, len(rows)))
+        logits = scratch((chunk.stop - start, len(table)), work, "logits")
+        np.matmul(rows[chunk], table.T, out=logits)
+        _to_gradients(logits, goal, chunk, losses, scale, any(needs))
+        if gx is not None:
+            np.matmul(logits, table, out=as_matrix(gx, work)[chunk])
+        if gweight is not None:
+            if start == 0:
+                np.matmul(logits.T, rows[chunk], out=gweight)
+            else:
+                gweight += np.matmul(logits.T, rows[chunk], out=scratch(table.shape, work, "weight"))
+    return losses, gx, gweight
+
+
+def _to_gradients(logits: Array, goal: Goal, chunk: slice, losses: Array, scale: Array, wanted: bool) -> None:
+    """Fill in the losses of a chunk, and where gradients are wanted write those of its logits over the logits."""
+
+    def body(a: int, b: int) -> None:
+        tile, x = slice(chunk.start + a, chunk.start + b), logits[a:b]
+        e = scratch(x.shape, x.dtype, "rows")
+        shift, total = np.empty((2, b - a), x.dtype)
+        exponentials(x, e, shift, total)
+        losses[tile] = row_losses(x, goal, tile, None, shift, total)
+        if wanted:
+            row_gradients(e, goal, tile, None, total, scale[tile])
+            x[...] = e
+
+    over_rows(body, logits, arrays=2, ns=3.5)
+
+
+@linear_cross_entropy.defbackward("x", "weight")
+def _backward(g: Any, x: Any, weight: Any, goal: Goal, once: Any, needs: tuple[bool, bool]) -> tuple[Any, Any]:
+    """The gradients that the forward pass made, times g; they are handed over once, then made anew."""
+    if once:
+        gradients = once.pop()
+        for gradient in gradients:
+            if gradient is not None and g != 1:
+                gradient *= g
+    else:
+        scale = np.broadcast_to(g, goal.shape).reshape(-1) * goal.weight
+        gradients = _one_pass(x, weight, goal, scale, needs)[1:]
+    gx, gweight = gradients
+    return None if gx is None else rounded(gx, x.dtype), None if gweight is None else rounded(gweight, weight.dtype)

@@ -1,0 +1,159 @@
+"""Rotary position embedding: each pair of features is a complex number, turned by an angle that grows with position.
+
+The interleaved layout keeps the two parts of a pair next to each other, as complex numbers lie in memory: there the
+kernel is one complex multiplication, at the speed of a copy. A turn is linear in x and undone by the opposite turn, so
+its derivative is the operation itself with -sin, at every order, and nothing of x is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minigrad import parallel
+from minigrad.backend import Array, accumulator, array_module, is_floating
+from minigrad.backward import unbroadcast
+from minigrad.core import primitive, sample
+from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.ops import astype
+from minigrad.parallel import scratch
+
+ELEMENT_NS = {"interleaved": 0.3, "half": 1.5}  # time of an element on one core
+
+_angles = np.linspace(-1.0, 1.0, 6).reshape(3, 2)
+
+
+def _formula(xp: Any, x: Any, cos: Any, sin: Any, layout: str = "interleaved") -> Any:
+    """The definition, in the functions of a module."""
+    a, b = _pairs(x, layout)
+    turned = a * cos - b * sin, a * sin + b * cos
+    return xp.concatenate(turned, -1) if layout == "half" else xp.stack(turned, -1).reshape(x.shape)
+
+
+def _pairs(x: Any, layout: str) -> tuple[Any, Any]:
+    """The first and the second features of all pairs."""
+    half = x.shape[-1] // 2
+    return (x[..., :half], x[..., half:]) if layout == "half" else (x[..., ::2], x[..., 1::2])
+
+
+@primitive(torch=_formula, numpy=_formula, samples=[
+    sample((2, 3, 4), np.cos(_angles), np.sin(_angles)),
+    sample((2, 3, 4), np.cos(_angles), np.sin(_angles), layout="half"),
+    sample((2, 3, 4), (3, 2), (2, 1, 1)),
+])  # fmt: skip
+def apply_rope(x: Array, cos: Array, sin: Array, layout: str = "interleaved") -> Array:
+    """Rotary position embedding: the k-th pair of features at position t, turned by an angle given by its cos and sin.
+
+    ``(a, b) -> (a cos - b sin, a sin + b cos)``, the angle being t · Θ^(-2k/d) in Su et al., "RoFormer" (2021).
+
+    x is (..., seq, d), the result too, in the dtype of x. cos and sin are (seq, d/2), or any shape that broadcasts to
+    (..., seq, d/2). Pair k is the features (2k, 2k + 1) in the layout "interleaved", (k, k + d/2) in the layout "half".
+    Half precision is computed in float32. Raises a ShapeError, DTypeError or ArgumentError for what doesn't fit.
+
+    >>> x, angles = np.array([[1.0, 0.0, 1.0, 0.0]]), np.array([[1.0, 0.1]])
+    >>> print(apply_rope(x, np.cos(angles), np.sin(angles)).round(3))
+    [[0.54  0.841 0.995 0.1  ]]
+    """
+    _check(x, cos, sin, layout)
+    wide = accumulator(x.dtype)
+    wide_x, cos, sin = x.astype(wide, copy=False), cos.astype(wide, copy=False), sin.astype(wide, copy=False)
+    xp = array_module(x)
+    turned = _turned(wide_x, cos, sin, layout) if xp is np else _formula(xp, wide_x, cos, sin, layout)
+    return turned.astype(x.dtype, copy=False)
+
+
+def _check(x: Any, cos: Any, sin: Any, layout: str) -> None:
+    if layout not in ("interleaved", "half"):
+        raise ArgumentError("layout 'interleaved' or 'half'", repr(layout))
+    if not all(is_floating(array.dtype) for array in (x, cos, sin)):
+        raise DTypeError("floating-point x, cos and sin", f"{x.dtype}, {cos.dtype} and {sin.dtype}")
+    if x.ndim < 1 or x.shape[-1] % 2:
+        raise ShapeError("x of shape (..., seq, d) with an even d", f"shape {x.shape}")
+    full = (*x.shape[:-1], x.shape[-1] // 2)
+    for name, table in (("cos", cos), ("sin", sin)):
+        padded = (1,) * (len(full) - table.ndim) + table.shape
+        if len(padded) > len(full) or any(size not in (1, n) for size, n in zip(padded, full, strict=True)):
+            hint = "cut the tables to the positions of x: cos[start : start + seq]"
+            raise ShapeError(f"{name} that broadcasts to {full}", f"{name} {table.shape}, x {x.shape}", hint)
+
+
+def _cos_rule(g: Any, x: Any, cos_shape: Any, layout: str) -> Any:
+    (ga, gb), (a, b) = _wide_pairs(g, layout), _wide_pairs(x, layout)
+    return unbroadcast(ga * a + gb * b, cos_shape)
+
+
+def _sin_rule(g: Any, x: Any, sin_shape: Any, layout: str) -> Any:
+    (ga, gb), (a, b) = _wide_pairs(g, layout), _wide_pairs(x, layout)
+    return unbroadcast(gb * a - ga * b, sin_shape)
+
+
+def _wide_pairs(x: Any, layout: str) -> tuple[Any, Any]:
+    return _pairs(astype(x, accumulator(x.dtype)), layout)
+
+
+apply_rope.defvjp(lambda g, cos, sin, layout: apply_rope(g, cos, -sin, layout), _cos_rule, _sin_rule)
+
+
+# ---- the NumPy kernel -----------------------------------------------------------------------------------------------
+
+
+def _turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
+    """The turn of x, in the memory order of x, so that views with transposed heads are read and written in place."""
+    if x.ndim == 1:
+        return _turned(x[None], cos, sin, layout)[0]
+    x = x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
+    out = np.empty_like(x)
+    if not x.size:
+        return out
+    table = np.empty(np.broadcast_shapes(cos.shape, sin.shape), np.result_type(x.dtype, np.complex64))
+    table.real, table.imag = cos, sin
+    table = table.reshape((1,) * (x.ndim - table.ndim) + table.shape)
+    order = sorted(range(x.ndim - 1), key=lambda axis: (x.shape[axis] > 1, -abs(x.strides[axis])))
+    ones = (0,) * min(sum(size == 1 for size in x.shape[:-1]), x.ndim - 2)
+    source, target, table = (array.transpose(*order, -1)[ones] for array in (x, out, table))
+    rows = len(source)
+    body = (_turn_complex if layout == "interleaved" else _turn_halves)(source, target, _repeated(table, source))
+    parallel.for_rows(body, rows, 3 * x.nbytes // rows, ELEMENT_NS[layout] * x.size / rows)
+    return out
+
+
+def _repeated(table: Array, x: Array) -> Array:
+    """The table repeated along the inner axes of x, so that loops run on; unless that costs more than it saves."""
+    first = next((axis for axis, size in enumerate(table.shape[:-1]) if size > 1), 0)
+    shape = (*table.shape[:first], *x.shape[first:-1], table.shape[-1])
+    full = np.broadcast_to(table, shape)
+    return np.ascontiguousarray(full) if 8 * full.size <= x.size else table
+
+
+def _part(table: Array, start: int, stop: int) -> Array:
+    return table[start:stop] if len(table) > 1 else table
+
+
+def _turn_complex(x: Array, out: Array, table: Array) -> Callable[[int, int], None]:
+    """Interleaved pairs, as complex numbers."""
+    x, out = x.view(table.dtype), out.view(table.dtype)
+
+    def body(start: int, stop: int) -> None:
+        with np.errstate(all="ignore"):
+            np.multiply(x[start:stop], _part(table, start, stop), out=out[start:stop])
+
+    return body
+
+
+def _turn_halves(x: Array, out: Array, table: Array) -> Callable[[int, int], None]:
+    """Half-split pairs: ``x · (cos, cos) + swapped halves of x · (-sin, sin)``."""
+    x, out = (array.reshape(*array.shape[:-1], 2, array.shape[-1] // 2) for array in (x, out))
+    cos = table.real[..., None, :]
+    sin = np.stack((-table.imag, table.imag), axis=-2)
+
+    def body(start: int, stop: int) -> None:
+        tile = out[start:stop]
+        product = scratch(tile.shape, tile.dtype, "rope product")
+        with np.errstate(all="ignore"):
+            np.multiply(x[start:stop], _part(cos, start, stop), out=tile)
+            np.multiply(x[start:stop, ..., ::-1, :], _part(sin, start, stop), out=product)
+            tile += product
+
+    return body

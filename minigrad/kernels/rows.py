@@ -1,0 +1,108 @@
+"""What the row-wise kernels share: a tensor as a matrix, tiles of its rows, sums over them, exponentials that can't overflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, accumulator
+from minigrad.errors import DTypeError, ShapeError
+from minigrad.parallel import blas_threads, for_rows
+
+SAFE = 1e15  # a sum of exponentials within [1/SAFE, SAFE] lost nothing to overflow or underflow in float32
+
+
+def dtypes(*arrays: Any) -> tuple[Any, Any]:
+    """The dtype of a result of these arrays, and the one to compute it in: float32 for half precision."""
+    dtype = np.result_type(*[array for array in arrays if array is not None])
+    if dtype.char in "fd":
+        return dtype, dtype
+    if dtype.kind in "biu":
+        dtype = np.dtype(np.float64)
+    return dtype, accumulator(dtype)
+
+
+def as_matrix(x: Any, dtype: Any, axes: int = 1) -> Array:
+    """``x`` as a contiguous matrix of ``dtype`` whose rows span its last ``axes`` axes; a copy only where it must be."""
+    x = np.ascontiguousarray(x, dtype)
+    split = x.ndim - axes
+    return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
+
+
+def matrix_of(out: Array, axes: int = 1) -> Array:
+    """A new, contiguous ``out`` seen as :func:`as_matrix` sees its arguments, to be written to."""
+    return as_matrix(out, out.dtype, axes)
+
+
+def rounded(x: Array, dtype: Any) -> Array:
+    """``x`` in ``dtype``; what is too large for half precision becomes ∞, silently."""
+    if x.dtype == dtype:
+        return x
+    with np.errstate(over="ignore"):
+        return x.astype(dtype)
+
+
+def over_rows(body: Callable[[int, int], object], matrix: Array, arrays: int, ns: float) -> None:
+    """Run ``body(start, stop)`` on tiles of rows, each touching ``arrays`` of the size of ``matrix``, ``ns`` an element.
+
+    BLAS runs on one thread inside, so that no sum depends on the number of threads.
+    """
+    rows, width = matrix.shape
+    with blas_threads(1):
+        for_rows(body, rows, arrays * width * matrix.itemsize, ns * width)
+
+
+def over_elements(body: Callable[[slice], object], flat: Array, arrays: int, ns: float) -> None:
+    """Run ``body(tile)`` on slices of a flat array, of a thousand elements at least."""
+    rows = -(-flat.size // 1024)
+    for_rows(lambda a, b: body(slice(a * 1024, b * 1024)), rows, arrays * 1024 * flat.itemsize, ns * 1024)
+
+
+def total(parts: dict[int, Array], like: Array) -> Array:
+    """The sum of the tiles' shares, in the order of their rows whichever thread was first; zeros of nothing."""
+    out = np.zeros(like.shape, like.dtype)
+    for start in sorted(parts):
+        out += parts[start]
+    return out
+
+
+def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
+    """``out = e^(x - shift)`` and ``sums`` of its rows; shift is 0 where that is safe, else the maximum of the row.
+
+    The sums tell: within safe bounds nothing overflowed and nothing that counts underflowed. So a tile of ordinary
+    numbers is spared the maximum and the subtraction, half a nanosecond an element. A row of only -∞ has the sum 0.
+    """
+    ones = np.ones(x.shape[1], x.dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        np.exp(x, out=out)
+        np.matmul(out, ones, out=sums)
+        shift[...] = 0
+        if not bool(((sums > 1 / SAFE) & (sums < SAFE)).all()):
+            np.max(x, axis=1, out=shift, initial=-math.inf)
+            shift[~np.isfinite(shift)] = 0
+            np.subtract(x, shift[:, None], out=out)
+            np.exp(out, out=out)
+            np.matmul(out, ones, out=sums)
+
+
+def normalized(x: Any, normalized_shape: Any, **parameters: Any) -> tuple[int, ...]:
+    """The trailing shape that a normalisation works over: given, or that of its parameters, or the last axis."""
+    given = [(name, p) for name, p in parameters.items() if p is not None]
+    if normalized_shape is None:
+        normalized_shape = given[0][1].shape if given else np.shape(x)[-1:]
+    shape = (normalized_shape,) if isinstance(normalized_shape, int | np.integer) else tuple(normalized_shape)
+    if not shape or np.shape(x)[-len(shape) :] != shape:
+        raise ShapeError(f"an array whose last axes have the normalized shape {shape}", f"shape {np.shape(x)}")
+    for name, p in given:
+        if p.shape != shape:
+            raise ShapeError(f"a {name} of the normalized shape {shape}", f"{name} of shape {p.shape}")
+    return shape
+
+
+def check_integers(ids: Any, what: str) -> None:
+    """Refuse indices that are not integers."""
+    if ids.dtype.kind not in "iu":
+        raise DTypeError(f"{what} as integers", f"dtype {ids.dtype}", "convert with .astype('int64')")

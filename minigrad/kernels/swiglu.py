@@ -1,0 +1,132 @@
+"""SiLU and SwiGLU: the logistic function costs one exponential, and is kept for the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array
+from minigrad.core import sample
+from minigrad.fused import fused
+from minigrad.kernels.rows import dtypes, over_elements, rounded
+from minigrad.ops import sigmoid
+from minigrad.parallel import scratch
+
+
+def logistic(x: Array, out: Array) -> None:
+    """``out = 1 / (1 + e^-x)``; beyond the range of the exponential it is exactly 0 or 1, in silence."""
+    with np.errstate(over="ignore", under="ignore"):
+        np.negative(x, out=out)
+        np.exp(out, out=out)
+        out += 1
+        np.divide(1, out, out=out)
+
+
+def _flat(x: Any, shape: tuple[int, ...], work: Any) -> Array:
+    return np.ascontiguousarray(np.broadcast_to(x, shape), work).reshape(-1)
+
+
+@fused(elementwise=True, torch="nn.functional.silu", numpy=False)
+def silu(x: Array) -> Array:
+    """``x · σ(x)`` of each element, σ the logistic function; also called swish.
+
+    Hendrycks and Gimpel (2016), Elfwing et al. (2017).
+
+    >>> print(silu(np.array([-1e4, 0.0, 2.0])).round(4))
+    [-0.      0.      1.7616]
+    """
+    return x * sigmoid(x)
+
+
+@silu.defforward
+def _silu_forward(x: Any) -> tuple[Array, dict[str, Any]]:
+    dtype, work = dtypes(x)
+    flat = _flat(x, np.shape(x), work)
+    out, sigma = np.empty(np.shape(x), work), np.empty(flat.size, work)
+    result = out.reshape(-1)
+
+    def body(tile: slice) -> None:
+        logistic(flat[tile], sigma[tile])
+        np.multiply(flat[tile], sigma[tile], out=result[tile])
+
+    over_elements(body, flat, arrays=3, ns=3.0)
+    return rounded(out, dtype), {"sigma": sigma}
+
+
+@silu.defbackward("x")
+def _silu_backward(g: Any, x: Any, sigma: Any) -> tuple[Array]:
+    """d silu = σ (1 + x (1 - σ))."""
+    flat, up = _flat(x, x.shape, sigma.dtype), _flat(g, x.shape, sigma.dtype)
+    gx = np.empty(x.shape, sigma.dtype)
+    result = gx.reshape(-1)
+
+    def body(tile: slice) -> None:
+        r, dx = flat[tile], result[tile]
+        with np.errstate(under="ignore"):
+            _slope(r, sigma[tile], np.multiply(r, sigma[tile], out=scratch(r.shape, r.dtype, "rows")), dx)
+        dx *= up[tile]
+
+    over_elements(body, flat, arrays=5, ns=1.5)
+    return (rounded(gx, x.dtype),)
+
+
+def _slope(x: Array, sigma: Array, silu: Array, out: Array) -> None:
+    """The derivative of SiLU: σ (1 + x - x σ)."""
+    np.subtract(x, silu, out=out)
+    out += 1
+    out *= sigma
+
+
+def _torch(t: Any, gate: Any, up: Any) -> Any:
+    return t.nn.functional.silu(gate) * up
+
+
+@fused(elementwise=True, torch=_torch, numpy=False)
+def swiglu(gate: Array, up: Array) -> Array:
+    """``silu(gate) · up`` of each pair: the gated unit of LLaMA's feed-forward layer.
+
+    Shazeer, "GLU Variants Improve Transformer" (2020).
+
+    >>> print(swiglu(np.array([0.0, 2.0]), np.array([5.0, 10.0])).round(3))
+    [ 0.    17.616]
+    """
+    return gate * sigmoid(gate) * up
+
+
+@swiglu.defforward
+def _swiglu_forward(gate: Any, up: Any) -> tuple[Array, dict[str, Any]]:
+    dtype, work = dtypes(gate, up)
+    shape = np.broadcast_shapes(np.shape(gate), np.shape(up))
+    x, y = _flat(gate, shape, work), _flat(up, shape, work)
+    out, sigma = np.empty(shape, work), np.empty(x.size, work)
+    result = out.reshape(-1)
+
+    def body(tile: slice) -> None:
+        logistic(x[tile], sigma[tile])
+        np.multiply(x[tile], sigma[tile], out=result[tile])
+        result[tile] *= y[tile]
+
+    over_elements(body, x, arrays=4, ns=3.3)
+    return rounded(out, dtype), {"sigma": sigma}
+
+
+@swiglu.defbackward("gate", "up")
+def _swiglu_backward(g: Any, gate: Any, up: Any, sigma: Any, needs: tuple[bool, bool]) -> tuple[Any, Any]:
+    """d gate = g · up · σ (1 + gate (1 - σ)), d up = g · silu(gate)."""
+    work = sigma.dtype
+    x, y, upstream = _flat(gate, g.shape, work), _flat(up, g.shape, work), _flat(g, g.shape, work)
+    ggate, gup = np.empty(g.shape, work), np.empty(g.shape, work)
+    dgate, dup = ggate.reshape(-1), gup.reshape(-1)
+
+    def body(tile: slice) -> None:
+        u, dx = upstream[tile], dgate[tile]
+        with np.errstate(under="ignore"):
+            silu = np.multiply(x[tile], sigma[tile], out=scratch(u.shape, work, "rows"))
+            _slope(x[tile], sigma[tile], silu, dx)
+            np.multiply(u, silu, out=dup[tile])
+            dx *= np.multiply(u, y[tile], out=silu)
+
+    over_elements(body, x, arrays=7, ns=2.2)
+    dtype = dtypes(gate, up)[0]
+    return rounded(ggate, dtype) if needs[0] else None, rounded(gup, dtype) if needs[1] else None

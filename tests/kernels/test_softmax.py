@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+import torch
+from kernels.kernel_checks import check, check_threads, derived, random
+
+import minigrad as mg
+from minigrad.errors import AxisError
+from minigrad.kernels.softmax import log_softmax, softmax
+
+INF = np.inf
+both = pytest.mark.parametrize("operation", [softmax, log_softmax])
+
+
+def twin(operation):
+    return lambda x, axis=-1: getattr(torch, operation.name)(x, axis)
+
+
+@both
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((7,), -1), ((5, 65), 1), ((5, 65), 0), ((3, 4, 9), 1), ((3000, 65), -1), ((3, 40000), -1), ((4, 2), -1)]
+)
+@pytest.mark.parametrize("scale", [1, 200])
+def test_is_torch(operation, shape, axis, scale):
+    """At scale 200 the exponentials overflow unless the maximum is taken off."""
+    check(operation, twin(operation), [*random(shape, scale=scale), axis], length=shape[axis])
+
+
+@both
+def test_rows_of_minus_infinity(operation):
+    """A row in which nothing is allowed: softmax 0, its logarithm -∞, gradient 0; other rows are as if it weren't there."""
+    x = np.array([[-INF, -INF], [-INF, 1.0], [0.0, 0.0]])
+    with np.errstate(all="raise"):
+        value, (gx,) = derived(operation, [x], np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    p = np.array([[0, 0], [0, 1], [0.5, 0.5]])
+    with np.errstate(divide="ignore"):
+        np.testing.assert_array_equal(value, p if operation is softmax else np.log(p))
+    expected = {softmax: [[0, 0], [0, 0], [-0.25, 0.25]], log_softmax: [[0, 0], [3, -3], [-0.5, 0.5]]}
+    np.testing.assert_array_equal(gx, expected[operation])
+    leaf = mg.Tensor(x, requires_grad=True)
+    (again,) = mg.grad(operation.definition(leaf), leaf, mg.Tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    np.testing.assert_array_equal(again.data, gx)
+
+
+@both
+def test_one_element(operation):
+    value, (gx,) = derived(operation, [random((4, 1))[0]])
+    np.testing.assert_allclose(value, np.full((4, 1), float(operation is softmax)), atol=1e-15)
+    np.testing.assert_allclose(gx, np.zeros((4, 1)), atol=1e-15)
+
+
+@both
+def test_an_offset_changes_nothing(operation):
+    x = np.round(random((6, 50))[0] * 64) / 64  # so that adding 2¹⁰ is exact in float32
+    for offset in (1024, -1024):
+        value, (gx,) = derived(operation, [(x + offset).astype(np.float32)], np.cos(x))
+        expected, (gexpected,) = derived(operation, [x], np.cos(x))
+        np.testing.assert_allclose(value, expected, rtol=3e-6, atol=1e-7)
+        np.testing.assert_allclose(gx, gexpected, rtol=3e-6, atol=1e-6)
+
+
+@both
+def test_half_precision_sums_in_float32(operation):
+    """4096 equal weights sum to 1; in float16 the sum would stop at 2048."""
+    value, _ = derived(operation, [np.zeros((1, 4096), np.float16)])
+    np.testing.assert_array_equal(value, np.float16(1 / 4096 if operation is softmax else -np.log(4096)))
+
+
+@both
+@pytest.mark.parametrize(("shape", "axis"), [((0, 3), -1), ((3, 0), -1), ((0, 3), 0)])
+def test_empty(operation, shape, axis):
+    value, (gx,) = derived(operation, [np.zeros(shape), axis])
+    assert value.shape == gx.shape == shape
+
+
+@both
+def test_threads(operation):
+    check_threads(operation, [a.astype(np.float32) for a in random((4096, 256))])
+
+
+@both
+def test_errors(operation):
+    with pytest.raises(AxisError, match="an axis from -2 to 1"):
+        operation(np.ones((2, 3)), 2)

@@ -1,0 +1,111 @@
+"""Adam and AdamW: steps of about lr for every entry, whatever the scale of its gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from minigrad.backend import Array, array_module
+from minigrad.errors import ArgumentError
+from minigrad.tensor import Tensor
+from optim.optimizer import Group, Optimizer, Update
+
+
+class Adam(Optimizer):
+    """Adam: the mean gradient over its root mean square, both running and corrected for their start at 0.
+
+    ::
+
+        g ← g + weight_decay · θ                       AdamW: θ ← (1 - lr · weight_decay) θ
+        m ← β₁ m + (1 - β₁) g                          m̂ = m / (1 - β₁ᵗ)
+        v ← β₂ v + (1 - β₂) g²                         v̂ = v / (1 - β₂ᵗ)
+        θ ← θ - lr · m̂ / (√v̂ + eps)
+
+    t counts the parameter's own updates, from 1. With ``eps=0`` an entry whose gradient was always 0 becomes NaN. From
+    Kingma & Ba 2015; weight decay enters the moments here, :class:`AdamW` keeps it out of them.
+
+    >>> import minigrad as mg
+    >>> x = mg.Tensor(1.0, requires_grad=True)
+    >>> optimizer = Adam([x], lr=0.1)
+    >>> (1000 * x).backward()
+    >>> optimizer.step(); print(x.data.round(6))
+    0.9
+    """
+
+    moments = ("exp_avg", "exp_avg_sq")
+    decoupled = False  # weight decay acts on θ itself, beside the gradient's step
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Group],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def _check(self, options: Group) -> None:
+        super()._check(options)
+        try:
+            first, second = (float(beta) for beta in options["betas"])
+        except (TypeError, ValueError):
+            raise ArgumentError("a pair of numbers as betas", f"betas={options['betas']!r}") from None
+        if not (0 <= first < 1 and 0 <= second < 1):
+            raise ArgumentError("0 <= beta < 1 for both betas", f"betas={options['betas']!r}")
+        options["betas"] = (first, second)
+
+    def _update(self, group: Group, step: int) -> Update:
+        lr, eps, decay = group["lr"], group["eps"], group["weight_decay"]
+        beta1, beta2 = group["betas"]
+        # lr · m̂ / (√v̂ + eps) = rate · m / (√v + eps · root), which saves two passes
+        root = math.sqrt(1 - beta2**step)
+        rate = lr * root / (1 - beta1**step)
+
+        def move(w: Array, g: Array, m: Array, v: Array) -> None:
+            xp = array_module(w)
+            s = xp.empty_like(w)  # the only temporary
+            if decay and self.decoupled:
+                w *= 1 - lr * decay
+            elif decay:
+                g = g + xp.multiply(w, decay, out=s)
+            m *= beta1
+            m += xp.multiply(g, 1 - beta1, out=s)
+            v *= beta2
+            xp.multiply(g, g, out=s)
+            s *= 1 - beta2
+            v += s
+            xp.sqrt(v, out=s)
+            s += eps * root
+            xp.divide(m, s, out=s)
+            s *= rate
+            w -= s
+
+        return move
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay: θ ← (1 - lr · weight_decay) θ, then Adam's step with none in its moments.
+
+    Decay first, then m̂ / (√v̂ + eps), as in PyTorch. Give matrices alone a decay with :func:`optim.decay_groups`. From
+    Loshchilov & Hutter 2019.
+
+    >>> import minigrad as mg
+    >>> x = mg.Tensor(1.0, requires_grad=True)
+    >>> optimizer = AdamW([x], lr=0.1, weight_decay=0.5)
+    >>> (0 * x).backward()
+    >>> optimizer.step(); print(x.data)
+    0.95
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Group],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay)

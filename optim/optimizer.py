@@ -1,0 +1,246 @@
+"""What all optimizers share: parameter groups, state, and one fused pass over every parameter.
+
+A subclass names the moments it keeps (``moments``, ``_kept``), checks options that it alone has (``_check``), and says
+how a tile of a parameter moves (``_update``). ``sgd.py`` is the shortest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from minigrad.backend import Array, accumulator, array_module
+from minigrad.errors import ArgumentError, GraphError, StateError
+from minigrad.tensor import Tensor
+from optim.groups import as_parameters, describe, gradient_of
+from optim.tiles import as_rows, map_tiles
+
+Group: TypeAlias = dict[str, Any]
+Update: TypeAlias = Callable[..., None]  # (weights, gradient, *moments): tiles, the first and the last in place
+
+LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "lr": (lambda x: 0 <= x < math.inf, "a finite learning rate lr >= 0"),
+    "eps": (lambda x: 0 <= x < math.inf, "a finite eps >= 0"),
+    "weight_decay": (lambda x: 0 <= x < math.inf, "a finite weight_decay >= 0"),
+    "momentum": (lambda x: 0 <= x < math.inf, "a finite momentum >= 0"),
+    "dampening": (math.isfinite, "a finite dampening"),
+}
+
+
+class Optimizer:
+    """Updates parameters from their gradients, group by group, each group with options of its own.
+
+    params is an iterable of Tensors, or of dicts ``{"params": tensors, option: value, ...}``; an option that a group
+    leaves out is taken from ``defaults``. ``param_groups`` is the list of those dicts, complete, as in PyTorch: change
+    ``group["lr"]`` at any time. ``state[i]`` holds the step count and the moments of the i-th parameter, counted
+    through all groups. Parameters without a gradient and frozen ones are skipped.
+
+    Moments are kept in the parameter's dtype; those of float16 and bfloat16 in float32, beside a float32 master copy of
+    the parameter that collects updates too small for half precision. Where someone else assigned an entry of such a
+    parameter, its master copy follows.
+
+    Raises DTypeError for what is no Tensor, GraphError for the result of an operation, ArgumentError for an empty list,
+    a parameter listed twice, and an option unknown or out of range.
+
+    >>> import minigrad as mg
+    >>> from optim import SGD
+    >>> w, b = mg.Tensor([[1.0]], requires_grad=True), mg.Tensor([1.0], requires_grad=True)
+    >>> optimizer = SGD([{"params": [w]}, {"params": [b], "lr": 0.01}], lr=0.1)
+    >>> (w * 3 + b).sum().backward()
+    >>> optimizer.step()
+    >>> print(w.data, b.data)
+    [[0.7]] [0.99]
+    """
+
+    moments: tuple[str, ...] = ()  # names of the arrays that a subclass keeps for each parameter
+    element_ns = 3.0  # time of an update on one thread, for the choice between one thread and several
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[Group], defaults: Group) -> None:
+        self.defaults = defaults
+        self.param_groups: list[Group] = []
+        self.state: list[dict[str, Any]] = []
+        self._check(self.defaults)
+        given: Any = params
+        if isinstance(given, Iterable) and not isinstance(given, Tensor | set):
+            given = list(given)
+        grouped = isinstance(given, list) and given and isinstance(given[0], dict)
+        for group in given if grouped else [{"params": given}]:
+            self.add_param_group(group)
+
+    def add_param_group(self, group: Group) -> None:
+        """Take in more parameters, ``{"params": tensors, option: value, ...}``: all of them or, on an error, none."""
+        if not isinstance(group, dict) or "params" not in group:
+            raise ArgumentError("a parameter group, a dict with 'params'", repr(group)[:80])
+        unknown = sorted(group.keys() - {"params", *self.defaults})
+        if unknown:
+            raise ArgumentError(f"options among {sorted(self.defaults)}", str(unknown))
+        params = as_parameters(group["params"])
+        if not params:
+            raise ArgumentError("at least one parameter", "an empty list", "a generator can be read only once")
+        known = set(self._parameters())
+        for place, param in enumerate(params, start=len(self.state)):
+            if param in known:
+                raise ArgumentError("each parameter once", f"{describe(param, place)} twice", "tied weights count once")
+            if param._node is not None:
+                got = f"{describe(param, place)}, the result of {param._node.primitive.name!r}"
+                raise GraphError("leaf tensors as parameters", got, "pass what it was computed from")
+            known.add(param)
+        complete = {**self.defaults, **group, "params": params}
+        self._check(complete)
+        self.param_groups.append(complete)
+        self.state += [{} for _ in params]
+
+    def _check(self, options: Group) -> None:
+        """Refuse options out of range, and make plain floats of those in it (NumPy's would widen float32 arrays)."""
+        for name, (legal, meaning) in LIMITS.items():
+            if name in options:
+                value = options[name]
+                if isinstance(value, bool) or not isinstance(value, Real) or not legal(float(value)):
+                    raise ArgumentError(meaning, f"{name}={value!r}")
+                options[name] = float(value)
+
+    def _update(self, group: Group, step: int) -> Update:
+        """The function that moves a tile, for the ``step``-th update (from 1) of a parameter; subclasses say which."""
+        raise NotImplementedError
+
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        """The moments that a group needs under its present options."""
+        return self.moments
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    # ---- one update -----------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Move every parameter that has a gradient by one update, in place.
+
+        Options and gradients are checked before anything changes. A graph that was recorded before and still needs the
+        old values is stale from here on, and a backward pass through it says so.
+        """
+        active = self._active()
+        bodies = [self._prepare(place, group, param) for place, group, param in active]
+        map_tiles(lambda i, rows: bodies[i](rows), [as_rows(param.data) for _, _, param in active], self.element_ns)
+        for _, _, param in active:
+            param.data = param.data  # raises its version number
+
+    def _active(self) -> list[tuple[int, Group, Tensor]]:
+        """Place, group and Tensor of each parameter to update."""
+        for group in self.param_groups:
+            self._check(group)
+        numbered = enumerate((group, param) for group in self.param_groups for param in group["params"])
+        active = [(i, group, param) for i, (group, param) in numbered if param.requires_grad and param.grad is not None]
+        for place, _, param in active:
+            gradient_of(param, place)
+            if not getattr(param.data.flags, "writeable", True):
+                raise ArgumentError("parameters that can be written to", f"{describe(param, place)}, read-only")
+        return active
+
+    def _prepare(self, place: int, group: Group, param: Tensor) -> Callable[[slice], None]:
+        """Count the step, make the state that is missing, and return the function that updates a tile."""
+        xp, state, data = array_module(param.data), self.state[place], param.data
+        dtype = accumulator(data.dtype)  # float32 for half precision, else that of the parameter
+        half = dtype != data.dtype
+        names = self._kept(group)
+        for name in names:
+            if name not in state:
+                state[name] = xp.zeros_like(data, dtype=dtype)
+        if half and "master" not in state:
+            state["master"] = data.astype(dtype)
+        state["step"] = state.get("step", 0) + 1
+        update = self._update(group, state["step"])
+        weights = as_rows(state["master"] if half else data)
+        stored, grad, *moments = (as_rows(array) for array in (data, param.grad, *(state[name] for name in names)))
+
+        def body(rows: slice) -> None:
+            w = weights[rows]
+            if half:  # an entry that isn't its master copy, rounded, was assigned by someone else
+                xp.copyto(w, stored[rows], where=w.astype(stored.dtype) != stored[rows])
+            update(w, grad[rows].astype(w.dtype, copy=False), *(moment[rows] for moment in moments))
+            if half:
+                stored[rows] = w
+
+        return body
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or with ``set_to_none=False`` make them zeros, under which moments still decay."""
+        for param in self._parameters():
+            if param.grad is not None:
+                param.grad = None if set_to_none else array_module(param.grad).zeros_like(param.grad)
+
+    # ---- saving and loading ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all that the next step depends on, besides the parameters: arrays, and a part that JSON can hold.
+
+        ``{"state": {"0.step": array(7), "0.exp_avg": array, ...}, "param_groups": [{"params": [0, 1], "lr": 0.1}]}``:
+        a name in ``state`` is the place of the parameter, counted through all groups, and what the array is; the step
+        count is an int64 array of shape (). So the first part goes into a safetensors file, the second as JSON into
+        its metadata, and what comes back from there loads again, bit for bit.
+        """
+        arrays: dict[str, Array] = {}
+        for place, state in enumerate(self.state):
+            for name, value in state.items():
+                arrays[f"{place}.{name}"] = np.array(value, np.int64) if name == "step" else value.copy()
+        groups, start = [], 0
+        for group in self.param_groups:
+            self._check(group)
+            stop = start + len(group["params"])
+            groups.append({**group, "params": list(range(start, stop))})
+            start = stop
+        return {"state": arrays, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a ``state_dict``, of which arrays are copied and options replace those of the groups.
+
+        Raises StateError, and changes nothing, where groups, names or shapes are not those of this optimizer.
+        """
+        if not {"state", "param_groups"} <= state_dict.keys():
+            raise StateError("a state dict with 'state' and 'param_groups'", str(sorted(state_dict)))
+        groups = self._loaded_groups(state_dict["param_groups"])
+        state = self._loaded_state(state_dict["state"], groups)
+        self.param_groups, self.state = groups, state
+
+    def _loaded_groups(self, saved: list[Group]) -> list[Group]:
+        mine, theirs = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))
+        if mine != theirs:
+            raise StateError(f"groups of {mine} parameters", f"groups of {theirs}", "group them as in the saved run")
+        groups = [{**new, "params": old["params"]} for new, old in zip(saved, self.param_groups, strict=True)]
+        for group in groups:
+            missing = sorted(self.defaults.keys() - group.keys())
+            if missing:
+                raise StateError(f"options {sorted(self.defaults)}", f"no {missing}", "saved by another optimizer?")
+            self._check(group)
+        return groups
+
+    def _loaded_state(self, arrays: Mapping[str, Array], groups: list[Group]) -> list[dict[str, Any]]:
+        owners = [(param, group) for group in groups for param in group["params"]]
+        state: list[dict[str, Any]] = [{} for _ in owners]
+        for key, value in arrays.items():
+            number, _, name = str(key).partition(".")
+            place = int(number) if number.isdecimal() else len(owners)
+            if place >= len(owners) or name not in {"step", "master", *self.moments}:
+                raise StateError(f"names such as '0.step', for {len(owners)} parameters", repr(key))
+            param = owners[place][0]
+            shape = () if name == "step" else param.shape
+            if np.shape(value) != shape:
+                raise StateError(f"shape {shape} for {key!r}, {describe(param, place)}", f"shape {np.shape(value)}")
+            make = array_module(param.data).array
+            state[place][name] = int(value) if name == "step" else make(value, dtype=accumulator(param.dtype))
+        for place, (param, group) in enumerate(owners):
+            missing = {"step", *self._kept(group)} - state[place].keys()
+            if state[place] and missing:
+                raise StateError(f"{sorted(missing)} of {describe(param, place)}", f"only {sorted(state[place])}")
+        return state
+
+    def __repr__(self) -> str:
+        lines = []
+        for group in self.param_groups:
+            size = sum(param.size for param in group["params"])
+            options = ", ".join(f"{name}={value}" for name, value in group.items() if name != "params")
+            lines.append(f"  {len(group['params'])} parameters, {size} entries: {options}")
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])

@@ -1,0 +1,55 @@
+"""Layers, built from minigrad's primitives alone: from Linear to a LLaMA-style language model, its cache and sampling.
+
+>>> import minigrad as mg
+>>> import nn
+>>> model = nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 1))
+>>> loss = (model(mg.ones((4, 2))) ** 2).mean()
+>>> loss.backward()
+>>> [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+['0.weight', '0.bias', '2.weight', '2.bias']
+"""
+
+from nn import functional
+from nn.activation import GELU, GLU, Dropout, ReLU, SiLU
+from nn.attention import MultiHeadAttention
+from nn.cache import KVCache
+from nn.containers import ModuleDict, ModuleList, Sequential
+from nn.evaluation import perplexity, total_loss
+from nn.feedforward import FeedForward, SwiGLU
+from nn.generation import generate, next_token_probabilities
+from nn.linear import Embedding, Linear
+from nn.module import Module
+from nn.normalization import LayerNorm, RMSNorm
+from nn.parameter import Parameter
+from nn.positional import RotaryEmbedding, SinusoidalPositionalEncoding
+from nn.transformer import TransformerBlock, TransformerLM
+
+__all__ = [
+    "GELU",
+    "GLU",
+    "Dropout",
+    "Embedding",
+    "FeedForward",
+    "KVCache",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleDict",
+    "ModuleList",
+    "MultiHeadAttention",
+    "Parameter",
+    "RMSNorm",
+    "ReLU",
+    "RotaryEmbedding",
+    "Sequential",
+    "SiLU",
+    "SinusoidalPositionalEncoding",
+    "SwiGLU",
+    "TransformerBlock",
+    "TransformerLM",
+    "functional",
+    "generate",
+    "next_token_probabilities",
+    "perplexity",
+    "total_loss",
+]

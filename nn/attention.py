@@ -1,0 +1,159 @@
+"""Multi-head attention: projections into heads, attention in each of them, and a projection back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad import asarray, primitive, random, where
+from minigrad.backend import Array, DType, array_module
+from minigrad.core import sample
+from minigrad.errors import ArgumentError, ShapeError
+from nn import functional as F
+from nn.cache import KVCache
+from nn.checks import check_probability, check_sizes
+from nn.linear import Linear
+from nn.module import Module
+
+
+@primitive(view=True, torch=False, numpy=False, samples=[sample((2, 3, 8), heads=4), sample((3, 6), heads=1)])
+def split_heads(x: Array, heads: int) -> Array:
+    """(..., T, heads · d) to (..., heads, T, d), as a view: the kernels read transposed heads in place.
+
+    >>> split_heads(np.ones((5, 8)), 2).shape
+    (2, 5, 4)
+    """
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)
+
+
+@primitive(view=True, torch=False, numpy=False, samples=[sample((2, 4, 3, 2)), sample((1, 3, 6))])
+def merge_heads(x: Array) -> Array:
+    """(..., heads, T, d) to (..., T, heads · d), as a view where x has the memory order that ``split_heads`` gives.
+
+    >>> merge_heads(np.ones((2, 5, 4))).shape
+    (5, 8)
+    """
+    x = x.swapaxes(-2, -3)
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+split_heads.defvjp(lambda g: merge_heads(g))
+merge_heads.defvjp(lambda g, x_shape: split_heads(g, x_shape[-3]))
+
+
+class MultiHeadAttention(Module):
+    """``output_proj(concat(head_1, …, head_h))``, each head attention over projections of its own.
+
+    q_proj, k_proj, v_proj take (..., d_model) to heads of head_dim features (d_model / num_heads if not given). With
+    num_kv_heads < num_heads neighbouring heads share keys and values (grouped-query attention, Ainslie et al. 2023).
+    dropout drops attention weights in training; rope, a RotaryEmbedding, turns queries and keys; bias is that of all
+    four projections. Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
+
+    >>> import minigrad as mg
+    >>> MultiHeadAttention(16, num_heads=4, num_kv_heads=2)(mg.ones((2, 5, 16)), is_causal=True).shape
+    (2, 5, 16)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        rope: Module | None = None,
+        *,
+        head_dim: int | None = None,
+        dtype: DType = None,
+        device: str | None = None,
+        generator: Any = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(d_model, num_heads, num_kv_heads, head_dim)
+        self.dropout = check_probability(dropout)
+        wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        kinds: dict[str, Any] = {"dtype": dtype, "device": device, "generator": random.generator(generator)}
+        self.q_proj = Linear(d_model, wide, bias, **kinds)
+        self.k_proj = Linear(d_model, narrow, bias, **kinds)
+        self.v_proj = Linear(d_model, narrow, bias, **kinds)
+        self.output_proj = Linear(wide, d_model, bias, **kinds)
+        self.rope = rope
+
+    def forward(
+        self,
+        x: Any,
+        context: Any = None,
+        *,
+        attn_mask: Any = None,
+        is_causal: bool = False,
+        positions: Any = None,
+        cache: KVCache | None = None,
+    ) -> Any:
+        """Attention of the positions of ``x`` (..., T, d_model) to each other, or to ``context`` (..., S, d_model).
+
+        - attn_mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, T, S)
+        - is_causal: position i sees positions up to i alone
+        - positions: of x, for rope: integers (T,) or (..., T); by default they count on from the cache, or from 0
+        - cache: keys and values of earlier positions, to which those of x are added; x then sees all of them
+        """
+        source = x if context is None else context
+        q = split_heads(self.q_proj(x), self.num_heads)
+        k, v = (split_heads(project(source), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
+        start = 0 if cache is None else cache.length
+        if self.rope is not None:
+            place = _places(positions, start, x.shape[-2])
+            q, k = self.rope(q, place), self.rope(k, place)
+        if cache is not None:
+            k, v = cache.extend(self, k, v)
+        if is_causal and start:
+            attn_mask, is_causal = _after(start, q, k, attn_mask), False
+        dropout_p = self.dropout if self.training else 0.0
+        return self.output_proj(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, dropout_p)))
+
+    def extra_repr(self) -> str:
+        shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
+        return f"num_heads={self.num_heads}{shared}, head_dim={self.head_dim}, dropout={self.dropout}"
+
+
+def head_sizes(d_model: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int]:
+    """Numbers of heads of queries, of keys and values, and the size of a head, or an error that says what doesn't fit.
+
+    >>> head_sizes(512, 8, None, None)
+    (8, 8, 64)
+    """
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    check_sizes(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    if num_heads % num_kv_heads:
+        got = f"num_heads={num_heads}, num_kv_heads={num_kv_heads}"
+        raise ArgumentError(
+            "num_heads that is a multiple of num_kv_heads", got, "each head of keys serves as many queries"
+        )
+    if head_dim is None:
+        if d_model % num_heads:
+            got = f"d_model={d_model}, num_heads={num_heads}"
+            raise ArgumentError("a d_model that divides into num_heads", got, "or give head_dim")
+        head_dim = d_model // num_heads
+    check_sizes(head_dim=head_dim)
+    return num_heads, num_kv_heads, head_dim
+
+
+def _places(positions: Any, start: int, length: int) -> Any:
+    """Positions in the form that rope takes, with an axis for the heads; None for 0 … length-1."""
+    if positions is not None:
+        positions = asarray(positions).data
+        return positions if positions.ndim == 1 else positions[..., None, :]
+    return np.arange(start, start + length) if start else None
+
+
+def _after(start: int, q: Any, k: Any, mask: Any) -> Any:
+    """The causal mask of queries that follow ``start`` earlier keys, joined with a mask that was given."""
+    length, seen = q.shape[-2], k.shape[-2]
+    if length == 1:
+        return mask  # one query, the last: it sees everything
+    allowed = array_module(k).tri(length, seen, start, dtype=bool)
+    if mask is None:
+        return allowed
+    if mask.shape[-2:] != allowed.shape:
+        raise ShapeError(f"a mask of {length} queries and {seen} keys, cached ones included", f"shape {mask.shape}")
+    return mask & allowed if mask.dtype.kind == "b" else where(allowed, mask, -np.inf)

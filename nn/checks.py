@@ -1,0 +1,38 @@
+"""What layers check before they start: sizes, probabilities, and ids of any form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad import asarray
+from minigrad.backend import Array
+from minigrad.errors import ArgumentError
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Refuse sizes, given by name, that are not whole numbers from 1."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+            raise ArgumentError(f"{name}, a whole number from 1", repr(value))
+
+
+def check_probability(p: Any) -> float:
+    """``p`` as a float, refused outside of [0, 1].
+
+    >>> check_probability(0.1)
+    0.1
+    """
+    if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
+        raise ArgumentError("a probability from 0 to 1", repr(p))
+    return float(p)
+
+
+def as_ids(ids: Any, device: str) -> Array:
+    """Token ids (an array, a Tensor, nested lists) as an array on ``device``.
+
+    >>> print(as_ids([[1, 2]], "cpu"))
+    [[1 2]]
+    """
+    return asarray(ids, device=device).data

@@ -1,0 +1,128 @@
+"""Modules that hold others: in a list, in a dict, or one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from minigrad.errors import ArgumentError, DTypeError, IndexRangeError
+from nn.module import Module
+
+
+class ModuleList(Module):
+    """A list of modules whose parameters are found; it isn't called itself.
+
+    >>> layers = ModuleList([Module(), Module()])
+    >>> len(layers), [name for name, _ in layers.named_children()]
+    (2, ['0', '1'])
+    """
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        super().__init__()
+        self.extend(modules)
+
+    def append(self, module: Module) -> None:
+        """Add a module at the end."""
+        self._set(len(self), module)
+
+    def extend(self, modules: Iterable[Module]) -> None:
+        """Add modules at the end, in their order."""
+        if isinstance(modules, Module) and not isinstance(modules, ModuleList):
+            raise DTypeError("a list of modules", type(modules).__name__, "put a single one into a list: [module]")
+        for module in modules:
+            self.append(module)
+
+    def _set(self, place: int, module: Module) -> None:
+        if not isinstance(module, Module):
+            raise DTypeError("modules", f"{type(module).__name__} at place {place}")
+        setattr(self, str(place), module)
+
+    def _place(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise IndexRangeError(f"an index from {-len(self)} to {len(self) - 1}", str(index))
+        return index % len(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        modules = [module for _, module in self.named_children()]
+        return type(self)._of(modules[index]) if isinstance(index, slice) else modules[self._place(index)]
+
+    @classmethod
+    def _of(cls, modules: list[Module]) -> ModuleList:
+        return cls(modules)
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self._set(self._place(index), module)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.named_children())
+
+    def __iter__(self) -> Iterator[Any]:
+        return (module for _, module in self.named_children())
+
+
+class Sequential(ModuleList):
+    """Modules applied one after the other, each to the result of the one before.
+
+    >>> from nn.linear import Linear
+    >>> import minigrad as mg
+    >>> Sequential(Linear(2, 3), Linear(3, 1))(mg.ones((5, 2))).shape
+    (5, 1)
+    """
+
+    def __init__(self, *modules: Module) -> None:
+        super().__init__(modules)
+
+    @classmethod
+    def _of(cls, modules: list[Module]) -> Sequential:
+        return cls(*modules)
+
+    def forward(self, x: Any) -> Any:
+        """The last module of … of the first module of ``x``."""
+        for module in self:
+            x = module(x)
+        return x
+
+
+class ModuleDict(Module):
+    """A dict of modules whose parameters are found; it isn't called itself.
+
+    >>> heads = ModuleDict({"a": Module()})
+    >>> list(heads), "b" in heads
+    (['a'], False)
+    """
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        super().__init__()
+        for name, module in (modules or {}).items():
+            self[name] = module
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        if not isinstance(module, Module):
+            raise DTypeError("modules", f"{type(module).__name__} for {name!r}")
+        if "." in name or hasattr(type(self), name) or (name in vars(self) and name not in self):
+            raise ArgumentError("a name without dots that is none of ModuleDict's own", repr(name))
+        setattr(self, name, module)
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.named_children())[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def keys(self) -> list[str]:
+        """The names, in the order in which they were given."""
+        return [name for name, _ in self.named_children()]
+
+    def values(self) -> list[Module]:
+        """The modules, in the order in which they were given."""
+        return [module for _, module in self.named_children()]
+
+    def items(self) -> list[tuple[str, Module]]:
+        """Pairs of a name and its module."""
+        return list(self.named_children())

@@ -1,0 +1,89 @@
+"""How well a language model predicts a text: its loss over every token, in windows, and the perplexity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from minigrad import asarray, no_grad
+from minigrad.backend import to_numpy
+from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from nn.checks import check_sizes
+from nn.generation import evaluating
+
+IGNORED = -100  # a target that doesn't count
+
+
+def total_loss(
+    model: Any, tokens: Any, window: int | None = None, stride: int | None = None, batch_size: int = 8
+) -> tuple[float, int]:
+    """The summed loss of a text in nats, and the number of tokens predicted: each but the first, exactly once.
+
+    tokens is one text (N,), or several (texts, N). The model reads windows of ``window`` tokens (its context_length if
+    not given), ``stride`` apart (``window``): of a window that overlaps the one before, only new tokens are counted, so
+    that with a smaller stride each has more context. The model is in evaluation mode meanwhile; no graph is recorded.
+
+    >>> import nn
+    >>> model = nn.TransformerLM(10, context_length=4, d_model=16, num_layers=1, num_heads=2)
+    >>> total_loss(model, [1, 2, 3, 4, 5, 6, 7])[1]
+    6
+    """
+    window = model.context_length if window is None else window
+    stride = window if stride is None else stride
+    check_sizes(window=window, stride=stride, batch_size=batch_size)
+    if stride > window:
+        raise ArgumentError(
+            f"a stride of at most the window, {window}", str(stride), "tokens between would be left out"
+        )
+    total, count = 0.0, 0
+    with evaluating(model), no_grad():
+        for inputs, targets in _batches(_texts(tokens), window, stride, batch_size):
+            total += float(model.loss(inputs, targets, ignore_index=IGNORED, reduction="sum"))
+            count += int((targets != IGNORED).sum())
+    return total, count
+
+
+def perplexity(
+    model: Any, tokens: Any, window: int | None = None, stride: int | None = None, batch_size: int = 8
+) -> float:
+    """``exp(total loss / total tokens)`` of a text: as many equally likely tokens would be as hard to guess.
+
+    Every token counts the same, in whichever window it stands; the arguments are those of ``total_loss``.
+
+    >>> import nn
+    >>> model = nn.TransformerLM(10, context_length=4, d_model=16, num_layers=1, num_heads=2)
+    >>> model.lm_head.weight.data[...] = 0
+    >>> round(perplexity(model, [1, 2, 3, 4, 5, 6, 7]), 4)
+    10.0
+    """
+    total, count = total_loss(model, tokens, window, stride, batch_size)
+    with np.errstate(over="ignore"):
+        return float(np.exp(total / count))
+
+
+def _texts(tokens: Any) -> np.ndarray[Any, Any]:
+    texts = to_numpy(asarray(tokens).data)
+    if texts.dtype.kind not in "iu":
+        raise DTypeError("token ids as integers", f"dtype {texts.dtype}", "encode text with the tokenizer first")
+    if texts.ndim not in (1, 2) or texts.shape[-1] < 2 or not texts.size:
+        raise ShapeError("tokens (N,) or (texts, N) with N at least 2", f"shape {texts.shape}")
+    return np.atleast_2d(texts)
+
+
+def _batches(texts: Any, window: int, stride: int, batch_size: int) -> Iterator[tuple[Any, Any]]:
+    """Inputs and targets (batch, window), windows that end early filled up with targets that don't count."""
+    last = texts.shape[1] - 1  # tokens that have a target
+    starts = range(0, max(last - window, 0) + stride, stride)
+    places = [(text, start) for text in texts for start in starts]
+    for first in range(0, len(places), batch_size):
+        batch = places[first : first + batch_size]
+        inputs = np.zeros((len(batch), min(window, last)), np.int64)
+        targets = np.full(inputs.shape, IGNORED)
+        for row, (text, start) in enumerate(batch):
+            stop = min(start + window, last)
+            new = window - stride if start else 0
+            inputs[row, : stop - start] = text[start:stop]
+            targets[row, new : stop - start] = text[start + new + 1 : stop + 1]
+        yield inputs, targets

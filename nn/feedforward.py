@@ -1,0 +1,108 @@
+"""The feed-forward layers of a Transformer: two matrices with an activation between, or three with a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minigrad import random
+from minigrad.backend import DType
+from minigrad.errors import ArgumentError
+from nn import functional as F
+from nn.activation import Dropout
+from nn.checks import check_sizes
+from nn.linear import Linear
+from nn.module import Module
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+def swiglu_width(d_model: int) -> int:
+    """8/3 d_model rounded up to a multiple of 64: the size of the two-matrix layer of width 4 d_model, in three.
+
+    >>> swiglu_width(128), swiglu_width(512)
+    (384, 1408)
+    """
+    return -(-8 * d_model // 192) * 64
+
+
+class SwiGLU(Module):
+    """``w2(silu(w1 x) · w3 x)`` without biases, (..., d_model) to (..., d_model) through d_ff gated units.
+
+    d_ff is by default 8/3 d_model rounded up to a multiple of 64. Shazeer, "GLU Variants Improve Transformer" (2020).
+
+    >>> import minigrad as mg
+    >>> SwiGLU(8)(mg.ones((2, 8))).shape
+    (2, 8)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int | None = None,
+        *,
+        dtype: DType = None,
+        device: str | None = None,
+        generator: Any = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(d_model=d_model)
+        d_ff = swiglu_width(d_model) if d_ff is None else d_ff
+        kinds: dict[str, Any] = {
+            "bias": False,
+            "dtype": dtype,
+            "device": device,
+            "generator": random.generator(generator),
+        }
+        self.w1 = Linear(d_model, d_ff, **kinds)
+        self.w2 = Linear(d_ff, d_model, **kinds)
+        self.w3 = Linear(d_model, d_ff, **kinds)
+
+    def forward(self, x: Any) -> Any:
+        """``w2(silu(w1 x) · w3 x)``."""
+        return self.w2(F.swiglu(self.w1(x), self.w3(x)))
+
+
+class FeedForward(Module):
+    """``w2(dropout(activation(w1 x)))`` with biases, (..., d_model) to (..., d_model) through d_ff units.
+
+    activation: "relu", "gelu", "silu", or a function. Vaswani et al., "Attention is all you need" (2017), eq. 2.
+
+    >>> import minigrad as mg
+    >>> FeedForward(8, 32, "gelu")(mg.ones((2, 8))).shape
+    (2, 8)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        activation: str | Callable[[Any], Any] = "relu",
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        dtype: DType = None,
+        device: str | None = None,
+        generator: Any = None,
+    ) -> None:
+        super().__init__()
+        if not callable(activation) and activation not in ACTIVATIONS:
+            raise ArgumentError(f"an activation of {sorted(ACTIVATIONS)}, or a function", repr(activation))
+        kinds: dict[str, Any] = {
+            "bias": bias,
+            "dtype": dtype,
+            "device": device,
+            "generator": random.generator(generator),
+        }
+        self.w1 = Linear(d_model, d_ff, **kinds)
+        self.w2 = Linear(d_ff, d_model, **kinds)
+        self.activation = activation
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Any) -> Any:
+        """``w2(dropout(activation(w1 x)))``."""
+        activation = self.activation if callable(self.activation) else ACTIVATIONS[self.activation]
+        return self.w2(self.dropout(activation(self.w1(x))))
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}" if isinstance(self.activation, str) else ""

@@ -1,0 +1,120 @@
+"""The functions behind the layers, for ``import nn.functional as F``: fused kernels under torch's names, and losses.
+
+Masks are True where attention is allowed; classes are on the last axis; random numbers come from ``minigrad.random``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad import random, sigmoid, split, where
+from minigrad.backend import device_of, to_device
+from minigrad.errors import ShapeError
+from minigrad.kernels.attention import attention
+from minigrad.kernels.cross_entropy import cross_entropy
+from minigrad.kernels.embedding import embedding
+from minigrad.kernels.gelu import gelu
+from minigrad.kernels.layer_norm import layer_norm
+from minigrad.kernels.linear import linear
+from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
+from minigrad.kernels.rms_norm import rms_norm
+from minigrad.kernels.rope import apply_rope
+from minigrad.kernels.softmax import log_softmax, softmax
+from minigrad.kernels.swiglu import silu, swiglu
+from nn.checks import check_probability
+from nn.losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
+
+__all__ = [
+    "apply_rope",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "gelu",
+    "glu",
+    "kl_div",
+    "layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "log_softmax",
+    "mse_loss",
+    "nll_loss",
+    "one_hot",
+    "relu",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "swiglu",
+]
+
+
+def relu(x: Any) -> Any:
+    """``max(x, 0)`` of each element, NaN where x is; the derivative at 0 is 0.
+
+    >>> print(relu(np.array([np.nan, -1.0, 2.0])))
+    [nan  0.  2.]
+    """
+    return where(x <= 0, 0, x)
+
+
+def glu(x: Any, axis: int = -1) -> Any:
+    """``a · sigmoid(b)``, a and b the halves of ``x`` along ``axis``.
+
+    >>> print(glu(np.array([4.0, 0.0])))
+    [2.]
+    """
+    if not -x.ndim <= axis < x.ndim or x.shape[axis] % 2:
+        raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {x.shape}")
+    a, b = split(x, 2, axis)
+    return a * sigmoid(b)
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Any = None) -> Any:
+    """Each element 0 with probability ``p``, else multiplied by 1/(1-p); ``x`` itself for p = 0 or outside of training.
+
+    generator: a ``numpy.random.Generator`` or a seed, by default that of ``minigrad.random``.
+
+    >>> print(dropout(np.ones(4), 0.5, generator=0))
+    [2. 2. 2. 0.]
+    """
+    if check_probability(p) == 0 or not training:
+        return x
+    array = getattr(x, "_data", x)
+    kept = random.generator(generator).random(array.shape, np.float32) >= p
+    factors = kept.astype(array.dtype)
+    factors *= 1 / (1 - p) if p < 1 else 0
+    return x * to_device(factors, device_of(array))
+
+
+def scaled_dot_product_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Any:
+    """``softmax(q kᵀ · scale + mask) v``: values averaged by how well their keys fit each query.
+
+    q (..., heads, L, d), k (..., heads, S, d), v (..., heads, S, d_v) give (..., heads, L, d_v). Leading axes
+    broadcast; q may have a multiple of the heads of k and v (grouped-query attention).
+
+    - attn_mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, L, S)
+    - is_causal: query i sees keys j <= i alone, counted from the top left corner; a mask then restricts further
+    - dropout_p: the probability with which a weight is dropped, in evaluation too: pass 0 there
+    - scale: 1/√d if not given
+
+    A query that may see no key gives 0. Vaswani et al., "Attention is all you need" (2017), eq. 1.
+
+    >>> q = k = np.array([[1.0], [2.0]])
+    >>> print(scaled_dot_product_attention(q, k, np.array([[3.0], [4.0]]), is_causal=True).round(4))
+    [[3.    ]
+     [3.8808]]
+    """
+    seed = int(random.generator().integers(2**63)) if dropout_p else 0
+    return attention(q, k, v, attn_mask, is_causal, scale=scale, dropout_p=dropout_p, seed=seed)

@@ -1,0 +1,121 @@
+"""Losses written as compositions, with torch's argument order and reductions; all are differentiable in float targets.
+
+Cross-entropy, the one that training a language model spends time in, is a kernel of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from minigrad import Tensor, asarray, exp, log, softplus, take_along_axis, where
+from minigrad.backend import array_module
+from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+
+
+def _reduced(losses: Any, reduction: str) -> Any:
+    if reduction == "mean":
+        return losses.mean() if losses.size else losses.sum()
+    return losses.sum() if reduction == "sum" else losses
+
+
+def _check(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()) -> None:
+    legal = ("mean", "sum", "none", *more)
+    if reduction not in legal:
+        raise ArgumentError(f"a reduction of {legal}", repr(reduction))
+    if np.shape(input) != np.shape(target):
+        hint = "nothing is broadcast in a loss: (N,) against (N, 1) would give N² terms"
+        raise ShapeError(f"a target of the input's shape {np.shape(input)}", f"shape {np.shape(target)}", hint)
+
+
+def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
+    """Mean squared error ``(input - target)²``, elementwise, then reduced by "mean", "sum" or "none".
+
+    >>> print(mse_loss(np.array([1.0, 3.0]), np.array([1.0, 1.0])))
+    2.0
+    """
+    _check(input, target, reduction)
+    difference = input - target
+    return _reduced(difference * difference, reduction)
+
+
+def binary_cross_entropy_with_logits(
+    input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+) -> Any:
+    """``-t log σ(x) - (1 - t) log(1 - σ(x))`` of logits x and probabilities t, elementwise, without overflow.
+
+    weight multiplies the losses, pos_weight the first term; both broadcast. reduction: "mean", "sum" or "none".
+
+    >>> print(binary_cross_entropy_with_logits(np.array([0.0]), np.array([1.0])).round(4))
+    0.6931
+    """
+    _check(input, target, reduction)
+    positive = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
+    losses = (1 - target) * input + positive * softplus(-input)
+    return _reduced(losses if weight is None else losses * weight, reduction)
+
+
+def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Any:
+    """Kullback-Leibler divergence ``t (log t - x)`` of log-probabilities x from probabilities t, elementwise.
+
+    Where t is 0 the loss and its gradients are 0. log_target: the target holds log t. reduction: "batchmean" (the sum
+    over the length of the first axis, the divergence itself), "mean" over all elements, "sum" or "none".
+
+    >>> print(kl_div(np.log(np.array([0.5, 0.5])), np.array([1.0, 0.0]), reduction="sum").round(4))
+    0.6931
+    """
+    _check(input, target, reduction, ("batchmean",))
+    if log_target:
+        losses = exp(target) * (target - input)
+    else:
+        some = target > 0
+        losses = where(some, target * (log(where(some, target, 1)) - where(some, input, 0)), 0)
+    if reduction == "batchmean":
+        return losses.sum() / max(losses.shape[0] if losses.ndim else 1, 1)
+    return _reduced(losses, reduction)
+
+
+def nll_loss(log_probs: Any, targets: Any, ignore_index: int = -100, reduction: str = "mean") -> Any:
+    """Negative log-likelihood ``-log_probs[..., target]`` of class ids, classes on the last axis.
+
+    log_probs (..., V), targets integers (...). Targets equal to ignore_index count for nothing: "mean" is over the
+    others, and 0 if there are none. A class outside of 0 … V-1 raises an IndexRangeError.
+
+    >>> print(nll_loss(np.log(np.array([[0.25, 0.75]])), np.array([1])).round(4))
+    0.2877
+    """
+    targets = asarray(targets).data
+    _check(np.broadcast_to(0, log_probs.shape[:-1]), targets, reduction)
+    counted = targets != ignore_index
+    ids = array_module(targets).where(counted, targets, 0)
+    _check_classes(ids, log_probs.shape[-1])
+    losses = where(counted, -take_along_axis(log_probs, ids[..., None], -1)[..., 0], 0)
+    return losses.sum() / max(int(counted.sum()), 1) if reduction == "mean" else _reduced(losses, reduction)
+
+
+def _check_classes(ids: Any, classes: float) -> None:
+    if ids.dtype.kind not in "iu":
+        raise DTypeError("class ids as integers", f"dtype {ids.dtype}")
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= classes):
+        wrong = ids[(ids < 0) | (ids >= classes)].reshape(-1)[0]
+        most = "" if classes == math.inf else f" to {int(classes) - 1}"
+        raise IndexRangeError(f"classes from 0{most}", f"class {int(wrong)}")
+
+
+def one_hot(ids: Any, num_classes: int | None = None) -> Tensor:
+    """Integers 0 and 1: a row for each id, with a 1 in its place; (...) to (..., num_classes).
+
+    num_classes is by default one more than the largest id.
+
+    >>> print(one_hot([0, 2]).data)
+    [[1 0 0]
+     [0 0 1]]
+    """
+    ids = asarray(ids).data
+    _check_classes(ids, math.inf if num_classes is None else num_classes)
+    if num_classes is None:
+        num_classes = int(ids.max()) + 1 if ids.size else 0
+    xp = array_module(ids)
+    return asarray((ids[..., None] == xp.arange(num_classes)).astype(np.int64))

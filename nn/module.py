@@ -1,0 +1,322 @@
+"""Module: a tree of layers that knows its parameters and buffers by their dotted names.
+
+Everything is kept where Python keeps it, in the attributes: a parameter, a buffer or a child module *is* an attribute
+of its kind. So there is one walk over the tree, and parameters, state dict, modes and moves are loops over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from minigrad import Tensor, asarray
+from minigrad.backend import Array, array_module, as_dtype, check_device, is_floating, to_device
+from minigrad.errors import ArgumentError, AttributeHintError, DTypeError, StateError
+from minigrad.tensor import Handle
+from nn.parameter import Parameter
+
+M = TypeVar("M", bound="Module")
+
+# What people type out of habit from torch, and the way here.
+HABITS = {
+    "cuda": 'to("cuda")',
+    "cpu": 'to("cpu")',
+    "float": 'to(dtype="float32")',
+    "double": 'to(dtype="float64")',
+    "half": 'to(dtype="float16")',
+    "bfloat16": 'to(dtype="bfloat16")',
+    "children": "named_children()",
+    "register_parameter": "self.name = nn.Parameter(…)",
+    "add_module": "self.name = module",
+}
+
+
+class LoadResult(NamedTuple):
+    """The names that ``load_state_dict`` found on one side only."""
+
+    missing: list[str]
+    unexpected: list[str]
+
+
+class Module:
+    """The base of all layers. Assign parameters and modules to attributes in ``__init__``, compute in ``forward``.
+
+    >>> class Scale(Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.factor = Parameter(2.0)
+    ...     def forward(self, x):
+    ...         return self.factor * x
+    >>> scale = Scale()
+    >>> print(scale(Tensor([1.0, 2.0])).data, [name for name, _ in scale.named_parameters()])
+    [2. 4.] ['factor']
+    """
+
+    training: bool
+    _buffers: dict[str, bool]  # name -> whether it belongs into the state dict
+
+    def __init__(self) -> None:
+        vars(self).update(training=True, _buffers={}, _path="", _hooks=[], _pre_hooks=[])
+
+    # ---- attributes ----
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_buffers" not in vars(self) and isinstance(value, Tensor | Module):
+            raise self._not_ready(f"self.{name} = {type(value).__name__}(…) before it")
+        self._check(name, value)
+        if name in vars(self).get("_buffers", ()) and value is not None:
+            value = asarray(value)
+        object.__setattr__(self, name, value)
+        if isinstance(value, Parameter) and value.name is None:  # a tied one keeps its first name
+            value.name = self._path + name
+        elif isinstance(value, Module):
+            self._adopt(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if "_buffers" not in vars(self):
+            raise self._not_ready(f".{name} of a module without it")
+        if name in HABITS:
+            raise AttributeHintError("a name of minigrad's Module", f".{name}", f"use {HABITS[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _not_ready(self, got: str) -> AttributeHintError:
+        kind = type(self).__name__
+        hint = f"make super().__init__() the first line of {kind}.__init__"
+        return AttributeHintError(f"super().__init__() in {kind}.__init__", got, hint)
+
+    def _check(self, name: str, value: Any) -> None:
+        """Refuse assignments after which a parameter would silently not be learned, or a walk would never end."""
+        before = vars(self).get(name)
+        if isinstance(before, Parameter) and isinstance(value, Tensor) and not isinstance(value, Parameter):
+            hint = f"self.{name}.data = … changes its numbers, nn.Parameter(…) replaces it"
+            raise DTypeError(f"a Parameter for {name!r}", f"a Tensor of shape {value.shape}", hint)
+        if isinstance(value, list | tuple) and any(isinstance(part, Module | Parameter) for part in value):
+            hint = f"self.{name} = nn.ModuleList([...]), so that parameters() finds what is in it"
+            raise DTypeError("modules in an nn.ModuleList", f"a {type(value).__name__} of them for {name!r}", hint)
+        if isinstance(value, Module) and any(module is self for module in value.modules()):
+            raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to")
+
+    def _adopt(self, name: str, child: Module) -> None:
+        """Name all that is below ``child`` by its path from here."""
+        prefix = f"{self._path}{name}."
+        for path, module in child.named_modules():
+            vars(module)["_path"] = f"{prefix}{path}." if path else prefix
+        for path, parameter in child.named_parameters():
+            parameter.name = prefix + path
+
+    def register_buffer(self, name: str, value: Any, persistent: bool = True) -> None:
+        """Keep ``value``, an array that isn't learned, as a Tensor that moves with the module.
+
+        persistent: whether it belongs into the state dict.
+        """
+        if not name.isidentifier() or (hasattr(self, name) and name not in self._buffers):
+            raise ArgumentError("the name of a new attribute for a buffer", repr(name))
+        self._buffers[name] = persistent
+        setattr(self, name, value)
+
+    # ---- the walk over the tree ----
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules assigned to attributes of this one, with the attributes' names."""
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Module):
+                yield name, value
+
+    def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below it with their paths, a shared one under each of its paths."""
+        yield prefix, self
+        for name, child in self.named_children():
+            yield from child._walk(f"{prefix}{name}.")
+
+    def _named_tensors(self, parameters: bool, buffers: Callable[[bool], bool]) -> Iterator[tuple[str, Tensor]]:
+        """Parameters, and the buffers whose persistence is wanted, under each of their names."""
+        for prefix, module in self._walk():
+            for name, value in list(vars(module).items()):
+                if (parameters and isinstance(value, Parameter)) or (
+                    name in module._buffers and value is not None and buffers(module._buffers[name])
+                ):
+                    yield prefix + name, value
+
+    def named_modules(self) -> Iterator[tuple[str, Module]]:
+        """This module, named "", and all below it, each once, as ``("layers.0.attn", module)``."""
+        return _once((prefix[:-1], module) for prefix, module in self._walk())
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters, each once, as ``("layers.0.attn.q_proj.weight", parameter)``."""
+        return _once(self._named_tensors(True, lambda persistent: False))
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters, each once, also where several layers share one."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """All buffers, each once, with their dotted names."""
+        return _once(self._named_tensors(False, lambda persistent: True))
+
+    def buffers(self) -> Iterator[Tensor]:
+        """All buffers, each once."""
+        return (buffer for _, buffer in self.named_buffers())
+
+    # ---- saving and loading ----
+
+    def state_dict(self) -> dict[str, Array]:
+        """Copies of all parameters and persistent buffers as arrays, by name; a tied one under each of its names."""
+        return {name: tensor.data.copy() for name, tensor in self._named_tensors(True, bool)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadResult:
+        """Set parameters and buffers to the arrays of these names, cast to their dtypes; tied ones stay tied.
+
+        Any array-like will do. A tied parameter needs one of its names only. All names that are missing, unexpected or
+        of another shape are listed in one StateError, and nothing is changed; ``strict=False`` permits the first two
+        and returns them.
+        """
+        own = dict(self._named_tensors(True, bool))
+        found = {id(own[name]) for name in state_dict if name in own}
+        missing = [name for name, tensor in own.items() if id(tensor) not in found]
+        unexpected = [name for name in state_dict if name not in own]
+        pairs = [(name, own[name], state_dict[name]) for name in own if name in state_dict]
+        wrong = [f"{n} {np.shape(value)}, not {t.shape}" for n, t, value in pairs if np.shape(value) != t.shape]
+        faults = {"missing": missing, "unexpected": unexpected} if strict else {}
+        faults |= {"wrong shape": wrong, "different values of one tied parameter": [] if wrong else _conflicts(pairs)}
+        if any(faults.values()):
+            got = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
+            raise StateError(f"the {len(own)} names and shapes of this {type(self).__name__}", got)
+        new = [(tensor, Tensor(value, dtype=tensor.dtype, device=tensor.device)) for _, tensor, value in pairs]
+        for tensor, value in new:
+            tensor.data = value
+        return LoadResult(missing, unexpected)
+
+    # ---- for all below ----
+
+    def apply(self: M, function: Callable[[Module], Any]) -> M:
+        """Call ``function`` with every module of the tree, children before their parents; returns the module."""
+        for _, child in self.named_children():
+            child.apply(function)
+        function(self)
+        return self
+
+    def train(self: M, mode: bool = True) -> M:
+        """Switch to training mode, in which dropout is active; returns the module."""
+        for module in self.modules():
+            module.training = bool(mode)
+        return self
+
+    def eval(self: M) -> M:
+        """Switch to evaluation mode: the same as ``train(False)``."""
+        return self.train(False)
+
+    def requires_grad_(self: M, requires_grad: bool = True) -> M:
+        """Freeze all parameters (False) or let them learn (True); returns the module."""
+        for parameter in self.parameters():
+            parameter.requires_grad = requires_grad
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or with ``set_to_none=False`` make them zeros."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad = None if set_to_none else array_module(parameter.grad).zeros_like(parameter.grad)
+
+    def to(self: M, device: Any = None, dtype: Any = None) -> M:
+        """Move all parameters and buffers to a device, cast the floating-point ones to a dtype, in place.
+
+        ``to("cuda")``, ``to(dtype="float64")`` or ``to("float64")``. Optimizers keep hold of the same parameters.
+        """
+        if device is not None and not str(device).startswith(("cpu", "cuda")):
+            device, dtype = None, device
+        dtype = None if dtype is None else as_dtype(dtype)
+        if dtype is not None and not is_floating(dtype):
+            raise DTypeError("a floating-point dtype for the parameters", str(dtype))
+        place = None if device is None else check_device(device)
+        for _, tensor in _once(self._named_tensors(True, lambda persistent: True)):
+            tensor._data = _converted(tensor.data, place, dtype)
+            tensor._version[0] += 1
+            tensor.grad = None if tensor.grad is None else _converted(tensor.grad, place, dtype)
+        return self
+
+    # ---- calling ----
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes; subclasses say so."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for hook in tuple(self._pre_hooks):
+            changed = hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        output = self.forward(*args, **kwargs)
+        for hook in tuple(self._hooks):
+            changed = hook(self, args, output)
+            output = output if changed is None else changed
+        return output
+
+    def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> Handle:
+        """Call ``hook(module, inputs)`` before ``forward``; what it returns, if not None, are the inputs."""
+        return _registered(self._pre_hooks, hook)
+
+    def register_forward_hook(self, hook: Callable[[Module, tuple[Any, ...], Any], Any]) -> Handle:
+        """Call ``hook(module, inputs, output)`` after ``forward``; what it returns, if not None, is the output."""
+        return _registered(self._hooks, hook)
+
+    # ---- printing ----
+
+    def extra_repr(self) -> str:
+        """What stands between the parentheses of the repr; subclasses say so."""
+        return ""
+
+    def __repr__(self) -> str:
+        extra = self.extra_repr()
+        children = [(name, repr(child)) for name, child in self.named_children()]
+        if not children:
+            return f"{type(self).__name__}({extra})"
+        lines = [extra] if extra else []
+        for text, same in groupby(children, key=lambda child: child[1]):
+            names = [name for name, _ in same]
+            alike = len(names) > 1 and names[0].isdecimal()
+            labels = [f"({names[0]}-{names[-1]}): {len(names)} x "] if alike else [f"({name}): " for name in names]
+            lines += [label + text for label in labels]
+        body = "\n".join(lines).replace("\n", "\n  ")
+        return f"{type(self).__name__}(\n  {body}\n)"
+
+
+def _once(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The pairs whose second part did not come before."""
+    seen = set()
+    for name, value in pairs:
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value
+
+
+def _conflicts(pairs: list[tuple[str, Tensor, Any]]) -> list[str]:
+    """Names that would give one tensor different values."""
+    first: dict[int, tuple[str, Any]] = {}
+    found = []
+    for name, tensor, value in pairs:
+        before, given = first.setdefault(id(tensor), (name, value))
+        if given is not value and not np.array_equal(Tensor(given).numpy(), Tensor(value).numpy(), equal_nan=True):
+            found.append(f"{before} and {name}")
+    return found
+
+
+def _listed(names: list[str], most: int = 20) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _converted(array: Array, device: str | None, dtype: Any) -> Array:
+    array = array if device is None else to_device(array, device)
+    return array if dtype is None or not is_floating(array.dtype) else array.astype(dtype)
+
+
+def _registered(hooks: list[Any], hook: Any) -> Handle:
+    hooks.append(hook)
+    return Handle(hooks, hook)

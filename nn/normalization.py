@@ -1,0 +1,78 @@
+"""RMSNorm and LayerNorm: rows brought to one scale, then multiplied by a learned gain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minigrad.backend import DType
+from nn import functional as F
+from nn.checks import check_sizes
+from nn.module import Module
+from nn.parameter import constant
+
+
+def _shape(normalized_shape: Any) -> tuple[int, ...]:
+    shape = (normalized_shape,) if hasattr(normalized_shape, "__index__") else tuple(normalized_shape)
+    for size in shape or (0,):
+        check_sizes(normalized_shape=size)
+    return shape
+
+
+class RMSNorm(Module):
+    """``y = x / √(mean(x²) + eps) · g`` over the last axes, those of ``normalized_shape``.
+
+    The gain g, ``weight``, has that shape and starts as ones. Squares and their mean are formed in at least float32.
+    Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
+
+    >>> import minigrad as mg
+    >>> print(RMSNorm(2, eps=0.0)(mg.Tensor([3.0, 4.0])).data.round(4))
+    [0.8485 1.1314]
+    """
+
+    def __init__(
+        self, normalized_shape: Any, eps: float = 1e-5, *, dtype: DType = None, device: str | None = None
+    ) -> None:
+        super().__init__()
+        self.normalized_shape, self.eps = _shape(normalized_shape), eps
+        self.weight = constant(self.normalized_shape, 1.0, dtype, device)
+
+    def forward(self, x: Any) -> Any:
+        """``x`` normalized."""
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}"
+
+
+class LayerNorm(Module):
+    """``y = (x - mean) / √(variance + eps) · g + b`` over the last axes, those of ``normalized_shape``.
+
+    ``weight`` g and ``bias`` b have that shape and start as 1 and 0; ``elementwise_affine=False`` leaves out both,
+    ``bias=False`` the second. Ba, Kiros and Hinton, "Layer Normalization" (2016).
+
+    >>> import minigrad as mg
+    >>> print(LayerNorm(2, eps=0.0)(mg.Tensor([3.0, 5.0])).data)
+    [-1.  1.]
+    """
+
+    def __init__(
+        self,
+        normalized_shape: Any,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        dtype: DType = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape, self.eps = _shape(normalized_shape), eps
+        self.weight = constant(self.normalized_shape, 1.0, dtype, device) if elementwise_affine else None
+        self.bias = constant(self.normalized_shape, 0.0, dtype, device) if elementwise_affine and bias else None
+
+    def forward(self, x: Any) -> Any:
+        """``x`` normalized."""
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"

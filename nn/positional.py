@@ -1,0 +1,171 @@
+"""Where a token stands: sinusoids added to embeddings, and rotations of queries and keys (RoPE)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from minigrad import asarray
+from minigrad.backend import Array, accumulator, device_of
+from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from nn import functional as F
+from nn.activation import Dropout
+from nn.checks import check_sizes
+from nn.module import Module
+
+LAYOUTS = ("interleaved", "half")
+
+
+class SinusoidalPositionalEncoding(Module):
+    """Adds to each position its own sinusoids: ``x + P[:T]``, then dropout.
+
+    ``P[t, 2k] = sin(t / 10000^(2k/d))`` and ``P[t, 2k+1] = cos(t / 10000^(2k/d))``, d = d_model, which may be odd. x is
+    (..., T, d_model) with T at most max_len. Vaswani et al., "Attention is all you need" (2017), section 3.5.
+
+    >>> import minigrad as mg
+    >>> print(SinusoidalPositionalEncoding(4, max_len=2)(mg.zeros((2, 4))).data.round(4))
+    [[0.     1.     0.     1.    ]
+     [0.8415 0.5403 0.01   1.    ]]
+    """
+
+    def __init__(self, d_model: int, max_len: int = 5000, dropout: float = 0.0) -> None:
+        super().__init__()
+        check_sizes(d_model=d_model, max_len=max_len)
+        angles = np.arange(max_len)[:, None] / 10000 ** (np.arange(0, d_model, 2) / d_model)
+        self.table = np.empty((max_len, d_model))
+        self.table[:, 0::2] = np.sin(angles)
+        self.table[:, 1::2] = np.cos(angles[:, : d_model // 2])
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Any) -> Any:
+        """``dropout(x + P[:T])``."""
+        max_len, d_model = self.table.shape
+        if x.ndim < 2 or x.shape[-1] != d_model:
+            raise ShapeError(f"(..., T, {d_model})", f"shape {x.shape}")
+        if x.shape[-2] > max_len:
+            raise ShapeError(
+                f"at most max_len = {max_len} positions", f"{x.shape[-2]}", "make it with a larger max_len"
+            )
+        return self.dropout(x + asarray(self.table[: x.shape[-2]], x.dtype, device_of(asarray(x).data)))
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.table.shape[1]}, max_len={self.table.shape[0]}"
+
+
+class RotaryEmbedding(Module):
+    """Turns pairs of features by angles that grow with the position, so that q·k depends on the distance alone.
+
+    The k-th pair (k = 1 … d_k/2) at position i turns by ``i · Θ^(-(2k-2)/d_k)``. layout "interleaved" pairs neighbours
+    (2k-1, 2k), "half" pairs k with k + d_k/2 (as Hugging Face's LLaMA weights do). The tables of cosines and sines are
+    computed in float64 and rounded once, to the dtype in which they are used; they are no part of the state dict.
+
+    scaling is a ``rope_scaling`` of a Hugging Face configuration: ``{"rope_type": "linear", "factor": 2.0}``, or
+    "llama3" with factor, low_freq_factor, high_freq_factor and original_max_position_embeddings.
+
+    Su et al., "RoFormer" (2021).
+
+    >>> import minigrad as mg
+    >>> rope = RotaryEmbedding(4, max_seq_len=8)
+    >>> print(rope(mg.Tensor([[1.0, 0.0, 1.0, 0.0]]), [1]).data.round(4))
+    [[0.5403 0.8415 1.     0.01  ]]
+    """
+
+    def __init__(
+        self,
+        d_k: int,
+        max_seq_len: int,
+        theta: float = 10000.0,
+        layout: str = "interleaved",
+        *,
+        scaling: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(d_k=d_k, max_seq_len=max_seq_len)
+        if d_k % 2:
+            raise ArgumentError(
+                "an even d_k, the features being turned in pairs", str(d_k), "for a head: d_model / heads"
+            )
+        if layout not in LAYOUTS:
+            raise ArgumentError(f"a layout of {LAYOUTS}", repr(layout))
+        if not theta > 0:
+            raise ArgumentError("a positive theta", repr(theta))
+        self.d_k, self.max_seq_len, self.theta, self.layout = d_k, max_seq_len, theta, layout
+        self.scaling = None if scaling is None else dict(scaling)
+        frequencies = scaled_frequencies(theta ** (-np.arange(0, d_k, 2) / d_k), scaling)
+        self.angles = np.arange(max_seq_len)[:, None] * frequencies
+        self._tables: dict[tuple[str, str], tuple[Array, Array]] = {}
+
+    def forward(self, x: Any, positions: Any = None) -> Any:
+        """``x`` (..., T, d_k) turned by its positions: integers (T,), or of x's leading axes; 0 … T-1 if not given."""
+        if x.ndim < 2 or x.shape[-1] != self.d_k:
+            raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}")
+        device = device_of(asarray(x).data)
+        place = self._place(x.shape[-2], positions, device)
+        cos, sin = self.tables(accumulator(x.dtype), device)
+        return F.apply_rope(x, cos[place], sin[place], self.layout)
+
+    def tables(self, dtype: Any, device: str) -> tuple[Array, Array]:
+        """Cosines and sines (max_seq_len, d_k/2) of all angles, made at the first call for a dtype and device."""
+        key = (dtype.name, device)
+        if key not in self._tables:
+            self._tables[key] = tuple(asarray(f(self.angles), dtype, device).data for f in (np.cos, np.sin))
+        return self._tables[key]
+
+    def _place(self, length: int, positions: Any, device: str) -> Any:
+        """Which rows of the tables: a slice, or positions that were checked."""
+        if positions is None:
+            place, last = slice(0, length), length - 1
+        else:
+            place = asarray(positions, device=device).data
+            if place.dtype.kind not in "iu":
+                raise DTypeError("positions as integers", f"dtype {place.dtype}")
+            if place.shape[-1:] != (length,):
+                raise ShapeError(f"{length} positions on the last axis", f"shape {place.shape}")
+            if place.size and int(place.min()) < 0:
+                raise IndexRangeError("positions from 0", str(int(place.min())))
+            last = int(place.max()) if place.size else 0
+        if last >= self.max_seq_len:
+            raise IndexRangeError(f"positions below max_seq_len = {self.max_seq_len}", f"position {last}")
+        return place
+
+    def extra_repr(self) -> str:
+        scaling = "" if self.scaling is None else f", scaling={self.scaling}"
+        return f"{self.d_k}, max_seq_len={self.max_seq_len}, theta={self.theta}, layout={self.layout!r}{scaling}"
+
+
+def scaled_frequencies(frequencies: Any, scaling: Mapping[str, Any] | None) -> Any:
+    """RoPE's frequencies stretched for longer contexts, as a ``rope_scaling`` of a Hugging Face configuration says.
+
+    "linear" divides all by ``factor``: positions are interpolated. "llama3" does so for wavelengths longer than
+    ``original_max_position_embeddings / low_freq_factor``, leaves alone those shorter than
+    ``original… / high_freq_factor``, and blends in between. Others are refused by name.
+
+    >>> print(scaled_frequencies(np.array([1.0, 0.5]), {"rope_type": "linear", "factor": 2.0}))
+    [0.5  0.25]
+    """
+    if scaling is None:
+        return frequencies
+    kind = scaling.get("rope_type", scaling.get("type"))
+    names = {"default": (), "linear": ("factor",), "llama3": LLAMA3}.get(kind)
+    if names is None:
+        raise ArgumentError("a rope_scaling of type 'linear' or 'llama3'", f"{kind!r} in {dict(scaling)}")
+    bad = {name: scaling.get(name) for name in names if not isinstance(scaling.get(name), int | float)}
+    unknown = sorted(scaling.keys() - {*names, "rope_type", "type", "rope_theta"})
+    if bad or unknown:
+        raise ArgumentError(f"a rope_scaling {kind!r} with numbers {names}", f"{dict(scaling)}")
+    if kind == "default":
+        return frequencies
+    if kind == "linear":
+        return frequencies / scaling["factor"]
+    factor, low, high, original = (scaling[name] for name in names)
+    if not high > low:
+        raise ArgumentError("a high_freq_factor above low_freq_factor", f"{dict(scaling)}")
+    turns = original * frequencies / (2 * math.pi)  # full turns within the original context
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return frequencies * (kept + (1 - kept) / factor)
+
+
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

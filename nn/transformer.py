@@ -1,0 +1,195 @@
+"""TransformerLM: a LLaMA-style language model, and the block that it stacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from minigrad import no_grad, random
+from minigrad.backend import DType
+from minigrad.errors import ShapeError
+from nn import functional as F
+from nn.activation import Dropout
+from nn.attention import MultiHeadAttention, head_sizes
+from nn.cache import KVCache
+from nn.checks import as_ids, check_sizes
+from nn.containers import ModuleList
+from nn.feedforward import SwiGLU
+from nn.linear import Embedding, Linear
+from nn.module import Module
+from nn.normalization import RMSNorm
+from nn.positional import RotaryEmbedding
+
+
+class TransformerBlock(Module):
+    """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: a pre-norm block of causal attention and SwiGLU, without biases.
+
+    dropout acts on attention weights and on both branches. Xiong et al., "On Layer Normalization in the Transformer
+    Architecture" (2020); Touvron et al., "LLaMA" (2023).
+
+    >>> import minigrad as mg
+    >>> TransformerBlock(16, num_heads=2)(mg.ones((2, 5, 16))).shape
+    (2, 5, 16)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int | None = None,
+        *,
+        num_kv_heads: int | None = None,
+        rope: Module | None = None,
+        dropout: float = 0.0,
+        norm_eps: float = 1e-5,
+        head_dim: int | None = None,
+        dtype: DType = None,
+        device: str | None = None,
+        generator: Any = None,
+    ) -> None:
+        super().__init__()
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
+        drawn = {**place, "generator": random.generator(generator)}
+        self.ln1 = RMSNorm(d_model, norm_eps, **place)
+        self.attn = MultiHeadAttention(
+            d_model, num_heads, num_kv_heads, dropout=dropout, rope=rope, head_dim=head_dim, **drawn
+        )
+        self.ln2 = RMSNorm(d_model, norm_eps, **place)
+        self.ffn = SwiGLU(d_model, d_ff, **drawn)
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self,
+        x: Any,
+        *,
+        attn_mask: Any = None,
+        is_causal: bool = True,
+        positions: Any = None,
+        cache: KVCache | None = None,
+    ) -> Any:
+        """The block applied to ``x`` (..., T, d_model); the other arguments are those of MultiHeadAttention."""
+        attended = self.attn(self.ln1(x), attn_mask=attn_mask, is_causal=is_causal, positions=positions, cache=cache)
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.ffn(self.ln2(x)))
+
+
+class TransformerLM(Module):
+    """A decoder-only language model: token ids (batch, sequence) to the next token's logits (batch, sequence, vocab).
+
+    Token embeddings, num_layers pre-norm blocks with rotary attention and SwiGLU, RMSNorm, a linear head; no biases.
+
+    - d_ff: width of the feed-forward layers, by default 8/3 d_model rounded up to a multiple of 64
+    - num_kv_heads: heads of keys and values, fewer than num_heads for grouped-query attention
+    - tie_embeddings: the head uses the embeddings' matrix, which then starts with σ = 1/√d_model
+    - scale_embeddings: embeddings are multiplied by √d_model
+    - dropout: of the embeddings, attention weights and both branches of each block
+    - rope_layout, rope_scaling: those of RotaryEmbedding; head_dim: d_model / num_heads if not given
+    - dtype, device, generator: of the parameters (float32, the CPU) and of the random numbers that they start from
+
+    Keys: ``token_embeddings.weight layers.N.ln1.weight layers.N.attn.{q,k,v,output}_proj.weight layers.N.ln2.weight
+    layers.N.ffn.{w1,w2,w3}.weight ln_final.weight lm_head.weight``.
+
+    >>> model = TransformerLM(65, context_length=16, d_model=32, num_layers=2, num_heads=4)
+    >>> model([[1, 2, 3]]).shape
+    (1, 3, 65)
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        d_ff: int | None = None,
+        rope_theta: float = 10000.0,
+        *,
+        num_kv_heads: int | None = None,
+        tie_embeddings: bool = False,
+        scale_embeddings: bool = False,
+        dropout: float = 0.0,
+        norm_eps: float = 1e-5,
+        rope_layout: str = "interleaved",
+        rope_scaling: Mapping[str, Any] | None = None,
+        head_dim: int | None = None,
+        dtype: DType = None,
+        device: str | None = None,
+        generator: Any = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(vocab_size=vocab_size, context_length=context_length, d_model=d_model, num_layers=num_layers)
+        self.vocab_size, self.context_length = vocab_size, context_length
+        self.embedding_scale = math.sqrt(d_model) if scale_embeddings else None
+        size = head_sizes(d_model, num_heads, num_kv_heads, head_dim)[2]
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
+        drawn = {**place, "generator": random.generator(generator)}
+        std = 1 / math.sqrt(d_model) if tie_embeddings else 1.0
+        self.token_embeddings = Embedding(vocab_size, d_model, std=std, **drawn)
+        self.dropout = Dropout(dropout)
+        rope = RotaryEmbedding(size, context_length, rope_theta, rope_layout, scaling=rope_scaling)
+        options: dict[str, Any] = {"num_kv_heads": num_kv_heads, "dropout": dropout, "norm_eps": norm_eps, **drawn}
+        self.layers = ModuleList(
+            TransformerBlock(d_model, num_heads, d_ff, rope=rope, head_dim=size, **options) for _ in range(num_layers)
+        )
+        self.ln_final = RMSNorm(d_model, norm_eps, **place)
+        self.lm_head = Linear(d_model, vocab_size, bias=False, **drawn)
+        if tie_embeddings:
+            self.lm_head.weight = self.token_embeddings.weight
+
+    def hidden(self, tokens: Any, cache: KVCache | None = None) -> Any:
+        """What the head reads: the normalized output (batch, sequence, d_model) of the last block.
+
+        With a cache, tokens go on from those that it holds, and no graph is recorded.
+        """
+        tokens = as_ids(tokens, self.token_embeddings.weight.device)
+        if tokens.ndim == 0:
+            raise ShapeError("tokens (batch, sequence)", "a single number", "a sequence of one token is [[token]]")
+        before = 0 if cache is None else cache.length
+        if before + tokens.shape[-1] > self.context_length:
+            got = f"{tokens.shape[-1]}" + (f" after {before} in the cache" if before else "")
+            hint = "take the last ones: tokens[:, -context_length:]"
+            raise ShapeError(f"at most context_length = {self.context_length} tokens", got, hint)
+        with _unrecorded(cache):
+            x = self.token_embeddings(tokens)
+            if self.embedding_scale is not None:
+                x = x * self.embedding_scale
+            x = self.dropout(x)
+            for layer in self.layers:
+                x = layer(x, cache=cache)
+            if cache is not None:
+                cache.advance(tokens.shape[-1])
+            return self.ln_final(x)
+
+    def forward(self, tokens: Any, cache: KVCache | None = None) -> Any:
+        """Logits (batch, sequence, vocab) of the token that follows each token, given those before it."""
+        with _unrecorded(cache):
+            return self.lm_head(self.hidden(tokens, cache))
+
+    def next_logits(self, tokens: Any, cache: KVCache | None = None) -> Any:
+        """Logits (batch, vocab) of the token that follows the last one: the others aren't computed."""
+        with _unrecorded(cache):
+            return self.lm_head(self.hidden(tokens, cache)[..., -1, :])
+
+    def loss(
+        self,
+        tokens: Any,
+        targets: Any,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+    ) -> Any:
+        """Cross-entropy in nats of ``targets``, the tokens that follow ``tokens``, both (batch, sequence).
+
+        The mean over targets other than ignore_index. The same as ``F.cross_entropy(model(tokens), targets, …)``, but
+        the logits never exist all at once.
+        """
+        weight = self.lm_head.weight
+        targets = as_ids(targets, weight.device)
+        return F.linear_cross_entropy(self.hidden(tokens), weight, targets, ignore_index, label_smoothing, reduction)
+
+
+def _unrecorded(cache: KVCache | None) -> AbstractContextManager[None]:
+    """``no_grad`` where there is a cache, through which no gradient could flow."""
+    return nullcontext() if cache is None else no_grad()

@@ -1,0 +1,299 @@
+"""Module: names, walks, state dicts, modes, hooks, copies, reprs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+import nn
+from minigrad.errors import (
+    ArgumentError,
+    AttributeHintError,
+    DTypeError,
+    IndexRangeError,
+    StateError,
+)
+
+
+class Net(nn.Module):
+    """Two linear layers in a list, a third that shares the first one's weight, and buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(2.0)
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3, bias=False)])
+        self.tied = nn.Linear(3, 3, bias=False)
+        self.tied.weight = self.layers[0].weight
+        self.register_buffer("count", [0, 0])
+        self.register_buffer("table", np.ones(2, np.float32), persistent=False)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.tied(x) * self.gain
+
+
+NAMES = ["gain", "layers.0.weight", "layers.0.bias", "layers.1.weight"]
+
+
+def test_parameters_are_listed_once_under_full_names():
+    net = Net()
+    assert [name for name, _ in net.named_parameters()] == NAMES
+    assert [p.name for p in net.parameters()] == NAMES
+    assert [name for name, _ in net.named_modules()] == ["", "layers", "layers.0", "layers.1", "tied"]
+    assert [name for name, _ in net.named_buffers()] == ["count", "table"]
+    assert net.tied.weight is net.layers[0].weight
+    outer = nn.Sequential(net)
+    assert [p.name for p in outer.parameters()] == ["0." + name for name in NAMES]
+
+
+def test_names_reach_modules_that_are_appended_later():
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList()
+            self.layers.append(nn.Sequential(nn.Linear(2, 2)))
+            self.layers[0].append(nn.Linear(2, 2))
+
+    assert [p.name for p in Stack().parameters()][2:] == ["layers.0.1.weight", "layers.0.1.bias"]
+
+
+def test_parameter_is_float32_unless_told():
+    assert nn.Parameter([1.0, 2.0]).dtype == np.float32 == nn.Parameter(1).dtype
+    assert nn.Parameter(np.ones(2)).dtype == np.float64 == nn.Parameter([1.0], dtype="float64").dtype
+    array = np.ones(2)
+    parameter = nn.Parameter(array)
+    parameter.data[0] = 5
+    assert array[0] == 1
+    assert parameter.requires_grad
+    assert not nn.Parameter([1.0], requires_grad=False).requires_grad
+
+
+# ---- state dicts -----------------------------------------------------------------------------------------------------
+
+
+def test_state_dict_round_trip_keeps_tying_and_raises_the_version():
+    a, b = Net(), Net()
+    state = a.state_dict()
+    assert list(state) == [*NAMES[:1], "count", *NAMES[1:], "tied.weight"]
+    assert all(type(value) is np.ndarray for value in state.values())
+    x = mg.ones((1, 3))
+    before = (b.layers[0].weight * b.layers[0].weight).sum()
+    assert b.load_state_dict(state) == ([], [])
+    np.testing.assert_array_equal(a(x).data, b(x).data)
+    assert b.tied.weight is b.layers[0].weight
+    with pytest.raises(RuntimeError, match=r"layers\.0\.weight"):
+        before.backward()
+    state["layers.1.weight"][...] = 9  # copies on both sides
+    assert not (b.layers[1].weight.data == 9).any()
+    assert not (a.layers[1].weight.data == 9).any()
+
+
+def test_loading_casts_and_takes_any_array_like():
+    layer = nn.Linear(2, 1)
+    layer.load_state_dict({"weight": [[1, 2]], "bias": mg.Tensor([0.5])})
+    assert layer.weight.dtype == np.float32
+    np.testing.assert_array_equal(layer(np.float32([[1, 1]])).data, [[3.5]])
+
+
+def test_one_name_of_a_tied_parameter_is_enough_and_two_must_agree():
+    net = Net()
+    state = net.state_dict()
+    del state["layers.0.weight"]
+    net.load_state_dict(state)
+    state["layers.0.weight"] = state["tied.weight"] + 1
+    with pytest.raises(StateError, match=r"layers\.0\.weight and tied\.weight"):
+        net.load_state_dict(state)
+
+
+def test_all_that_does_not_fit_is_named_together_and_nothing_changes():
+    net = Net()
+    before, state = net.state_dict(), net.state_dict()
+    del state["gain"]
+    state |= {"layers.1.weight": np.zeros((3, 4)), "layer.weight": np.zeros(2), "layers.0.bias": np.zeros(3)}
+    with pytest.raises(KeyError, match="Expected") as caught:
+        net.load_state_dict(state)
+    for part in ("missing: gain", "unexpected: layer.weight", "layers.1.weight (3, 4), not (3, 3)"):
+        assert part in str(caught.value)
+    for name, value in net.state_dict().items():
+        np.testing.assert_array_equal(value, before[name])
+    del state["layers.1.weight"]
+    assert net.load_state_dict(state, strict=False) == (["gain", "layers.1.weight"], ["layer.weight"])
+    np.testing.assert_array_equal(net.layers[0].bias.data, np.zeros(3))
+
+
+def test_saved_and_loaded_from_a_file(tmp_path):
+    a, b = Net(), Net()
+    mg.save(tmp_path / "net.safetensors", a.state_dict())
+    b.load_state_dict(mg.load(tmp_path / "net.safetensors"))
+    for x, y in zip(a.parameters(), b.parameters(), strict=True):
+        np.testing.assert_array_equal(x.data, y.data)
+
+
+# ---- modes, moves, gradients -----------------------------------------------------------------------------------------
+
+
+def test_modes_gradients_freezing_and_casts_reach_all_modules():
+    net = Net()
+    assert net.eval() is net
+    assert not any(module.training for module in net.modules())
+    assert all(module.training for module in net.train().modules())
+    net(mg.ones((1, 3))).sum().backward()
+    net.zero_grad(set_to_none=False)
+    assert all((p.grad == 0).all() for p in net.parameters())
+    net.zero_grad()
+    assert all(p.grad is None for p in net.parameters())
+    parameters = list(net.parameters())
+    assert net.to("float64") is net
+    assert {p.dtype.name for p in net.parameters()} == {"float64"}
+    assert net.count.dtype == np.int64
+    assert net.to(device="cpu", dtype=np.float32).table.dtype == np.float32
+    assert all(p is q for p, q in zip(parameters, net.parameters(), strict=True))
+    net.requires_grad_(False)
+    assert not net(mg.ones((1, 3))).requires_grad
+    seen = []
+    net.apply(seen.append)
+    assert seen == [net.layers[0], net.layers[1], net.layers, net.tied, net]
+
+
+def test_buffers_stay_buffers_when_assigned():
+    net = Net()
+    net.count = np.array([1, 2])
+    assert isinstance(net.count, mg.Tensor)
+    np.testing.assert_array_equal(net.state_dict()["count"], [1, 2])
+    for name in ("gain", "a.b", "forward"):
+        with pytest.raises(ArgumentError):
+            net.register_buffer(name, [0.0])
+
+
+# ---- hooks -----------------------------------------------------------------------------------------------------------
+
+
+def test_forward_hooks_see_and_replace_inputs_and_output():
+    layer = nn.Linear(2, 2, bias=False)
+    layer.load_state_dict({"weight": np.eye(2)})
+    seen = []
+    handles = [
+        layer.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs[0].tolist()))),
+        layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,)),
+        layer.register_forward_hook(lambda module, inputs, output: seen.append(output.tolist())),
+        layer.register_forward_hook(lambda module, inputs, output: output * 10),
+    ]
+    x = mg.Tensor([1.0, 2.0], dtype="float32")
+    assert layer(x).tolist() == [20, 30]
+    assert seen == [(layer, [1, 2]), [2, 3]]
+    for handle in handles:
+        handle.remove()
+        handle.remove()
+    assert layer(x).tolist() == [1, 2]
+    assert len(seen) == 2
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_is_independent_and_keeps_tying_and_names(duplicate):
+    net = Net().eval()
+    net.layers[1].requires_grad_(False)
+    twin = duplicate(net)
+    np.testing.assert_array_equal(twin(mg.ones((1, 3))).data, net(mg.ones((1, 3))).data)
+    assert twin.tied.weight is twin.layers[0].weight
+    assert [p.name for p in twin.parameters()] == NAMES
+    assert [p.requires_grad for p in twin.parameters()] == [True, True, True, False]
+    assert not twin.training
+    twin.gain.data[...] = 7
+    assert net.gain.item() == 2
+    twin.extra = nn.Linear(1, 1)
+    assert not hasattr(net, "extra")
+
+
+# ---- reprs -----------------------------------------------------------------------------------------------------------
+
+
+def test_repr_is_a_tree_like_that_of_torch():
+    net = nn.Sequential(
+        nn.Linear(2, 3), nn.ModuleList([nn.SiLU(), nn.SiLU(), nn.GELU()]), nn.Sequential(nn.Dropout(0.1))
+    )
+    assert repr(net) == (
+        "Sequential(\n"
+        "  (0): Linear(in_features=2, out_features=3, bias=True)\n"
+        "  (1): ModuleList(\n"
+        "    (0-1): 2 x SiLU()\n"
+        "    (2): GELU(approximate='none')\n"
+        "  )\n"
+        "  (2): Sequential(\n"
+        "    (0): Dropout(p=0.1)\n"
+        "  )\n"
+        ")"
+    )
+
+
+# ---- containers ------------------------------------------------------------------------------------------------------
+
+
+def test_containers_behave_like_those_of_python():
+    a, b, c = nn.ReLU(), nn.SiLU(), nn.GELU()
+    layers = nn.ModuleList([a, b])
+    layers.extend(nn.ModuleList([c]))
+    assert list(layers) == [a, b, c]
+    assert layers[-1] is c
+    assert list(layers[1:]) == [b, c]
+    assert isinstance(layers[1:], nn.ModuleList)
+    layers[0] = c
+    assert list(layers) == [c, b, c]
+    assert len(nn.Sequential(a, b)[:1]) == 1
+    heads = nn.ModuleDict({"a": a})
+    heads["b"] = b
+    assert list(heads) == ["a", "b"] == heads.keys()
+    assert heads["b"] is b
+    assert "c" not in heads
+    assert heads.values() == [a, b]
+    assert heads.items() == [("a", a), ("b", b)]
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+class Forgetful(nn.Module):
+    def __init__(self, assign):
+        if assign:
+            self.layer = nn.Linear(1, 1)
+
+
+def _assign(name, value):
+    setattr(Net(), name, value)
+
+
+def _cycle():
+    net = Net()
+    net.tied.parent = net
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda: Forgetful(True), AttributeHintError, r"super\(\).__init__\(\)"),
+        (lambda: Forgetful(False)(1), AttributeHintError, r"super\(\).__init__\(\) the first line of Forgetful"),
+        (lambda: Net().weights, AttributeError, "no attribute 'weights'"),
+        (lambda: Net().cuda(), AttributeHintError, r'use to\("cuda"\)'),
+        (lambda: nn.Module()(1), NotImplementedError, "forward"),
+        (lambda: _assign("gain", mg.ones(1)), DTypeError, "nn.Parameter"),
+        (lambda: _assign("more", [nn.ReLU()]), DTypeError, "nn.ModuleList"),
+        (_cycle, ArgumentError, "contains"),
+        (lambda: Net().to("int8"), DTypeError, "int8"),
+        (lambda: Net().to("tpu"), (DTypeError, RuntimeError), "tpu"),
+        (lambda: nn.ModuleList([1]), DTypeError, "int at place 0"),
+        (lambda: nn.ModuleList(nn.ReLU()), DTypeError, r"\[module\]"),
+        (lambda: nn.ModuleList()[0], IndexRangeError, "index"),
+        (lambda: nn.ModuleDict({"keys": nn.ReLU()}), ArgumentError, "'keys'"),
+        (lambda: nn.Parameter([1, 2], dtype="int64"), DTypeError, "floating-point"),
+    ],
+)
+def test_mistakes_are_explained(call, kind, text):
+    with pytest.raises(kind, match=text):
+        call()

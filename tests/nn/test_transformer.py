@@ -1,0 +1,245 @@
+"""TransformerLM beside a compact LLaMA in torch with the same weights: logits, loss, all gradients; and its corners."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as TF
+
+import minigrad as mg
+import nn
+import optim
+from minigrad import core
+from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+
+SIZES = {"vocab_size": 11, "context_length": 9, "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 24}
+TOKENS = np.random.default_rng(5).integers(11, size=(2, 8))
+TARGETS = np.random.default_rng(6).integers(11, size=(2, 8))
+TARGETS[0, 5:] = -100
+
+
+def make(dtype="float64", **options):
+    return nn.TransformerLM(**{**SIZES, "dtype": dtype, "generator": 1, **options})
+
+
+def llama(w, tokens, heads=4, kv_heads=4, theta=10000.0, eps=1e-5, layout="interleaved", scale=1.0):
+    """Logits of a LLaMA with the weights ``w``, written out in torch."""
+
+    def rms_norm(x, g):
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * g
+
+    def turn(x):  # (B, h, T, d)
+        t, half = x.shape[-2], x.shape[-1] // 2
+        angles = torch.arange(t)[:, None] * theta ** (-torch.arange(half, dtype=x.dtype) / half)
+        c, s = angles.cos(), angles.sin()
+        a, b = (x[..., 0::2], x[..., 1::2]) if layout == "interleaved" else (x[..., :half], x[..., half:])
+        pair = a * c - b * s, a * s + b * c
+        return torch.stack(pair, -1).flatten(-2) if layout == "interleaved" else torch.cat(pair, -1)
+
+    def split(x, h):
+        return x.unflatten(-1, (h, -1)).transpose(1, 2)
+
+    x = w["token_embeddings.weight"][tokens] * scale
+    for n in range(2):
+        at = f"layers.{n}."
+        y = rms_norm(x, w[at + "ln1.weight"])
+        q, k, v = (
+            split(y @ w[f"{at}attn.{p}_proj.weight"].T, h) for p, h in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+        )
+        k, v = (turn(k).repeat_interleave(heads // kv_heads, 1), v.repeat_interleave(heads // kv_heads, 1))
+        scores = turn(q) @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+        y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2)
+        x = x + y @ w[at + "attn.output_proj.weight"].T
+        y = rms_norm(x, w[at + "ln2.weight"])
+        y = TF.silu(y @ w[at + "ffn.w1.weight"].T) * (y @ w[at + "ffn.w3.weight"].T)
+        x = x + y @ w[at + "ffn.w2.weight"].T
+    return rms_norm(x, w["ln_final.weight"]) @ w["lm_head.weight"].T
+
+
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        ({}, {}),
+        ({"num_kv_heads": 2, "rope_layout": "half", "norm_eps": 0.1}, {"kv_heads": 2, "layout": "half", "eps": 0.1}),
+        ({"head_dim": 6, "rope_theta": 100.0, "num_kv_heads": 1}, {"theta": 100.0, "kv_heads": 1}),
+        ({"tie_embeddings": True, "scale_embeddings": True}, {"scale": 4.0}),
+    ],
+)
+def test_language_model_is_that_of_torch(agree, options, same):
+    model = make(**options)
+    w = {name: torch.tensor(p.data, requires_grad=True) for name, p in model.named_parameters()}
+    theirs = {**w, "lm_head.weight": w["token_embeddings.weight"]} if "tie_embeddings" in options else w
+    logits = llama(theirs, torch.tensor(TOKENS), **same)
+    agree(model(TOKENS), logits)
+    loss = TF.cross_entropy(logits.flatten(0, 1), torch.tensor(TARGETS).flatten(), label_smoothing=0.1)
+    ours = model.loss(TOKENS, TARGETS, label_smoothing=0.1)
+    agree(ours, loss)
+    ours.backward()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        agree(parameter.grad, w[name].grad)
+
+
+def test_second_derivatives_are_those_of_torch(agree):
+    model = make(num_kv_heads=2)
+    w = {name: torch.tensor(p.data, requires_grad=True) for name, p in model.named_parameters()}
+    logits = llama(w, torch.tensor(TOKENS), kv_heads=2)
+    loss = TF.cross_entropy(logits.flatten(0, 1), torch.tensor(TARGETS).flatten())
+    names = ["layers.0.attn.k_proj.weight", "layers.1.ffn.w1.weight", "ln_final.weight", "token_embeddings.weight"]
+    theirs, ours = [w[name] for name in names], [dict(model.named_parameters())[name] for name in names]
+    directions = [np.random.default_rng(3).standard_normal(p.shape) for p in ours]
+
+    first = torch.autograd.grad(loss, theirs, create_graph=True)
+    there = torch.autograd.grad(
+        sum((g * torch.tensor(d)).sum() for g, d in zip(first, directions, strict=True)), theirs
+    )
+    first = mg.grad(model.loss(TOKENS, TARGETS), ours, create_graph=True)
+    here = mg.grad(sum((g * d).sum() for g, d in zip(first, directions, strict=True)), ours)
+    for a, b in zip(here, there, strict=True):
+        agree(a, b)
+
+
+def test_half_precision_is_close_to_single():
+    single = make("float32")
+    half = make("float16")
+    assert half(TOKENS).dtype == np.float16
+    np.testing.assert_allclose(half(TOKENS).data, single(TOKENS).data, atol=0.02)
+    half.loss(TOKENS, TARGETS).backward()
+    single.loss(TOKENS, TARGETS).backward()
+    for p, q in zip(half.parameters(), single.parameters(), strict=True):
+        assert p.grad.dtype == np.float16
+        np.testing.assert_allclose(p.grad, q.grad, atol=0.02 * np.abs(q.grad).max())
+
+
+def test_a_step_records_few_operations():
+    class Count(core.Observer):
+        recorded = 0
+
+        def forward(self, primitive, arguments, out, result, seconds):
+            self.recorded += 1
+
+    def steps(layers):
+        core.observers.append(count := Count())
+        make(num_layers=layers).loss(TOKENS, TARGETS)
+        core.observers.remove(count)
+        return count.recorded
+
+    assert steps(3) - steps(2) <= 19
+
+
+def test_keys_and_sizes_are_those_of_the_course():
+    model = make("float32", num_kv_heads=2)
+    shapes = {name: array.shape for name, array in model.state_dict().items()}
+    block = {
+        "ln1.weight": (16,),
+        "attn.q_proj.weight": (16, 16),
+        "attn.k_proj.weight": (8, 16),
+        "attn.v_proj.weight": (8, 16),
+        "attn.output_proj.weight": (16, 16),
+        "ln2.weight": (16,),
+        "ffn.w1.weight": (24, 16),
+        "ffn.w2.weight": (16, 24),
+        "ffn.w3.weight": (24, 16),
+    }
+    assert shapes == {
+        "token_embeddings.weight": (11, 16),
+        **{f"layers.{n}.{name}": shape for n in range(2) for name, shape in block.items()},
+        "ln_final.weight": (16,),
+        "lm_head.weight": (11, 16),
+    }
+    assert {p.name for p in model.parameters()} == set(shapes)
+    assert {p.dtype for p in model.parameters()} == {np.dtype("float32")}
+
+
+def test_tied_models_share_one_matrix_through_loading_and_steps():
+    model = make(tie_embeddings=True)
+    assert len(list(model.parameters())) == len(list(make().parameters())) - 1
+    assert model.lm_head.weight is model.token_embeddings.weight
+    assert model.lm_head.weight.name == "token_embeddings.weight"
+    assert abs(make(tie_embeddings=True, vocab_size=3000).lm_head.weight.data.std() / 0.25 - 0.9866) < 0.01
+    model.load_state_dict(make(tie_embeddings=True, generator=2).state_dict())
+    optimizer = optim.AdamW(model.parameters(), lr=0.1)
+    model.loss(TOKENS, TARGETS).backward()
+    optimizer.step()
+    assert model.lm_head.weight is model.token_embeddings.weight
+    with pytest.raises(KeyError, match="one tied parameter"):
+        model.load_state_dict(make().state_dict())
+
+
+def test_the_future_does_not_matter():
+    model, changed = make(), TOKENS.copy()
+    changed[:, 5:] = 0
+    np.testing.assert_array_equal(model(changed).data[:, :5], model(TOKENS).data[:, :5])
+
+
+def test_it_learns_by_heart():
+    model = make("float32")
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = model.loss(TOKENS, TARGETS)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.05
+
+
+def test_dropout_is_active_in_training_alone_and_follows_the_seed():
+    model = make(dropout=0.2)
+    mg.random.seed(1)
+    first = model.loss(TOKENS, TARGETS).item()
+    second = model.loss(TOKENS, TARGETS).item()
+    mg.random.seed(1)
+    assert model.loss(TOKENS, TARGETS).item() == first != second
+    plain = make()
+    plain.load_state_dict(model.state_dict())
+    assert model.eval().loss(TOKENS, TARGETS).item() == plain.loss(TOKENS, TARGETS).item()
+
+
+def test_dropout_acts_on_the_embeddings_the_weights_and_both_branches():
+    x = mg.Tensor(np.random.default_rng(1).standard_normal((2, 5, 16)))
+    block = nn.TransformerBlock(16, 4, dropout=1.0, dtype="float64")
+    block.attn.dropout = 0.0
+    np.testing.assert_array_equal(block(x).data, x.data)
+    np.testing.assert_array_equal(nn.MultiHeadAttention(16, 4, dropout=1.0)(x).data, np.zeros(x.shape))
+    assert not (block.eval()(x).data == x.data).any()
+    model = make(dropout=1.0)
+    np.testing.assert_array_equal(model.hidden(TOKENS).data, np.zeros((2, 8, 16)))
+
+
+def test_tokens_of_any_kind_and_any_number_of_sequences():
+    model = make()
+    expected = model(TOKENS).data
+    for tokens in (TOKENS.tolist(), TOKENS.astype(np.uint8), mg.Tensor(TOKENS), TOKENS.astype(np.int32)):
+        np.testing.assert_array_equal(model(tokens).data, expected)
+    np.testing.assert_allclose(model(TOKENS[0]).data, expected[0], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(model(TOKENS[None]).data, expected[None], rtol=1e-9, atol=1e-12)
+    assert model(TOKENS[:, :0]).shape == (2, 0, 11)
+    assert model.loss(TOKENS.astype(np.uint16), TOKENS.astype(np.uint16)).item() > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda: make(d_model=18), ArgumentError, "d_model=18, num_heads=4"),
+        (lambda: make(d_model=12), ArgumentError, "even d_k"),
+        (lambda: make(num_kv_heads=3), ArgumentError, "num_kv_heads=3"),
+        (lambda: make(num_layers=0), ArgumentError, "num_layers"),
+        (lambda: make("int32"), DTypeError, "int32"),
+        (lambda: make(rope_scaling={"rope_type": "dynamic"}), ArgumentError, "dynamic"),
+        (lambda: make()(np.zeros((1, 10), int)), ShapeError, "context_length = 9"),
+        (lambda: make()([[11]]), IndexRangeError, "11"),
+        (lambda: make()([[-1]]), IndexRangeError, "-1"),
+        (lambda: make()([[1.0]]), DTypeError, "float64"),
+        (lambda: make()(3), ShapeError, "single number"),
+        (lambda: make().loss([[1, 2]], [[1, 11]]), IndexRangeError, "11"),
+        (lambda: make().loss([[1, 2]], [[1]]), ShapeError, "targets"),
+        (lambda: make().loss([[1, 2]], [[1.0, 2.0]]), DTypeError, "float64"),
+    ],
+)
+def test_mistakes_are_explained(call, kind, text):
+    with pytest.raises(kind, match=rf"(?s)Expected: .*{text}"):
+        call()

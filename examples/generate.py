@@ -1,0 +1,87 @@
+"""Continue a prompt with a model that train_lm.py has trained.
+
+    python examples/generate.py --prompt "MACBETH." --num-samples 3
+    python examples/generate.py --checkpoint runs/b/step_00000500 --temperature 0
+
+A checkpoint is all it needs: the model's sizes and the tokenizer are in its meta.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from lm_text import Tokenizer, tokenizer_from_json
+from training_checkpoint import Checkpoint, open_checkpoint
+from training_console import run_program
+from training_flags import Flags, complete, flag, not_negative, number, parse, whole
+
+import nn
+from minigrad.errors import ArgumentError, FileFormatError
+
+PROGRAM = "generate.py"
+share = number("a number above 0 and at most 1", lambda p: 0 < p <= 1)
+
+
+@dataclass(kw_only=True)
+class Config(Flags):
+    """The flags of this program."""
+
+    checkpoint: str | None = flag(None, str, "run folder or step folder (default: the newest run in runs/)")
+    prompt: str = flag("\n", str, "text to continue")
+    max_new_tokens: int = flag(300, whole(0), "tokens in each sample")
+    temperature: float = flag(0.8, not_negative, "0 takes the likeliest token each time")
+    top_k: int = flag(0, whole(0), "sample among this many likeliest tokens; 0 is off")
+    top_p: float = flag(1.0, share, "sample among the likeliest tokens that make up this probability; 1 is off")
+    seed: int = flag(1337, whole(0), "of the random numbers")
+    num_samples: int = flag(1, whole(1), "how many samples to print")
+
+
+def newest_run(runs: Path = Path("runs")) -> Path:
+    """The folder of the run that saved a checkpoint last."""
+    pointers = sorted(runs.glob("*/latest"), key=lambda path: path.stat().st_mtime)
+    if not pointers:
+        raise ArgumentError("a trained model", "no run in runs/", "train one with train_lm.py, or give --checkpoint")
+    return pointers[-1].parent
+
+
+def load_model(checkpoint: Checkpoint, device: str) -> tuple[nn.TransformerLM, Tokenizer]:
+    """The language model of a checkpoint, ready to generate, and its tokenizer."""
+    if checkpoint.meta.get("program") != "train_lm.py":
+        raise FileFormatError("a checkpoint of train_lm.py", f"{checkpoint.path} of {checkpoint.meta.get('program')}")
+    model = nn.TransformerLM(**checkpoint.meta["model"], device=device)
+    model.load_state_dict(checkpoint.load("model"))
+    return model.eval(), tokenizer_from_json(checkpoint.meta["corpus"]["tokenizer"])
+
+
+def generate(config: Config) -> int:
+    """Print the samples."""
+    model, tokenizer = load_model(open_checkpoint(Path(config.checkpoint or newest_run())), config.device)
+    prompt = tokenizer.encode(config.prompt)
+    if not len(prompt):
+        raise ArgumentError("a prompt of at least one token", repr(config.prompt))
+    generator = np.random.default_rng(config.seed)
+    for i in range(config.num_samples):
+        tokens = nn.generate(
+            model,
+            prompt,
+            config.max_new_tokens,
+            temperature=config.temperature,
+            top_k=config.top_k or None,
+            top_p=config.top_p,
+            generator=generator,
+        )
+        print(("\n" + "-" * 40 + "\n" if i else "") + tokenizer.decode(tokens), flush=True)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit status."""
+    description = __doc__.partition("\n")[0]
+    return run_program(PROGRAM, lambda: generate(complete(Config, parse(Config, argv, PROGRAM, description))))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

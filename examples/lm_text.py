@@ -1,0 +1,333 @@
+"""Text for a language model: reading it, turning it into token ids, splitting it, and drawing batches from it.
+
+``read_corpus`` is the way in. It takes UTF-8 text files, or one file of token ids that stays on the disk and is mapped
+into memory; the first nine tenths are for training, the last tenth for validation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigrad.errors import ArgumentError, FileFormatError, IndexRangeError
+
+Ids = NDArray[Any]
+SHAKESPEARE = Path(__file__).with_name("data") / "shakespeare.txt"
+TOKEN_FILES = (".npy", ".bin")
+CHUNK = 1 << 24  # ids checked at a time, so that a token file is never read whole
+
+
+# ---- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. ``as_json`` is what a checkpoint keeps of it, for ``tokenizer_from_json``."""
+
+    vocab_size: int
+
+    def encode(self, text: str) -> Ids: ...
+    def decode(self, ids: Sequence[int] | Ids) -> str: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
+def id_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    """The smallest unsigned integer type that holds every id.
+
+    >>> id_dtype(256).__name__, id_dtype(257).__name__, id_dtype(65537).__name__
+    ('uint8', 'uint16', 'uint32')
+    """
+    return np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8: no training, no unknown character.
+
+    >>> ByteTokenizer().encode("é").tolist()
+    [195, 169]
+    """
+
+    vocab_size = 256
+
+    def encode(self, text: str) -> Ids:
+        return np.frombuffer(text.encode("utf-8"), np.uint8)
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        return bytes(np.asarray(ids, np.uint8)).decode("utf-8", errors="replace")
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "byte"}
+
+
+class CharTokenizer:
+    """The characters of one text, by code point; any other character is an error.
+
+    >>> CharTokenizer("abca").encode("cab").tolist()
+    [2, 0, 1]
+    """
+
+    def __init__(self, text: str) -> None:
+        self.characters = "".join(sorted(set(text)))
+        self.vocab_size = len(self.characters)
+        self._points = _code_points(self.characters)
+
+    def encode(self, text: str) -> Ids:
+        points = _code_points(text)
+        ids = np.searchsorted(self._points, points)
+        unknown = np.flatnonzero(self._points[np.minimum(ids, self.vocab_size - 1)] != points)
+        if unknown.size:
+            got = f"{text[unknown[0]]!r} at character {unknown[0]}"
+            raise ArgumentError("characters that the training text has", got, "--tokenizer byte knows them all")
+        return ids.astype(id_dtype(self.vocab_size))
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        return "".join(self.characters[i] for i in ids)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "char", "characters": self.characters}
+
+
+def _code_points(text: str) -> Ids:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+
+
+class BpeTokenizer:
+    """Byte-pair encoding by the ``tokenizers`` library, from the JSON text of one of its tokenizers."""
+
+    def __init__(self, form: str) -> None:
+        library = _tokenizers()
+        try:
+            self._tokenizer = library.Tokenizer.from_str(form)
+        except Exception as error:  # the library raises plain Exception
+            raise FileFormatError("a tokenizer.json of the tokenizers library", str(error)) from None
+        self.vocab_size: int = self._tokenizer.get_vocab_size()
+
+    @classmethod
+    def trained(cls, text: str, vocab_size: int) -> BpeTokenizer:
+        """Learn up to ``vocab_size`` tokens from ``text``, beginning with the 256 bytes, so no text is unknown."""
+        library = _tokenizers()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        trainer = library.trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator([text], trainer)
+        return cls(tokenizer.to_str())
+
+    def encode(self, text: str) -> Ids:
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return np.array(ids, id_dtype(self.vocab_size))
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "bpe", "tokenizer": self._tokenizer.to_str()}
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise ArgumentError("the package tokenizers for bpe", "none", "pip install 'minigrad[bpe]'") from None
+    return tokenizers
+
+
+class IdTokenizer:
+    """Ids as numbers, for a token file whose tokenizer we don't have: "17 4 256".
+
+    >>> IdTokenizer(300).decode([17, 299])
+    '17 299'
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> Ids:
+        if not all(word.isdigit() and int(word) < self.vocab_size for word in text.split()):
+            raise ArgumentError(f"ids from 0 to {self.vocab_size - 1}, separated by spaces", repr(text))
+        return np.array([int(word) for word in text.split()], id_dtype(self.vocab_size))
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        return " ".join(str(i) for i in ids)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "ids", "vocab_size": self.vocab_size}
+
+
+def tokenizer_from_json(form: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a checkpoint describes."""
+    makers = {
+        "byte": lambda: ByteTokenizer(),
+        "char": lambda: CharTokenizer(form["characters"]),
+        "bpe": lambda: BpeTokenizer(form["tokenizer"]),
+        "ids": lambda: IdTokenizer(form["vocab_size"]),
+    }
+    return makers[form["kind"]]()
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids for training and for validation, the tokenizer that made them, and a hash of the files' contents."""
+
+    training: Ids
+    validation: Ids
+    tokenizer: Tokenizer
+    fingerprint: str
+
+
+def read_corpus(
+    paths: Sequence[Path], tokenizer: str, vocab_size: int | None, stored: dict[str, Any] | None = None
+) -> Corpus:
+    """Read text files, one after the other, or one token file.
+
+    tokenizer is ``byte``, ``char``, ``bpe`` (trained on the training part) or the path of a tokenizer.json; a continued
+    run gives the one that it ``stored`` instead. vocab_size is that of a trained bpe, or of a token file's ids.
+    """
+    if any(path.suffix in TOKEN_FILES for path in paths):
+        if len(paths) > 1:
+            raise ArgumentError("text files, or one token file", f"{len(paths)} files", "a token file stands alone")
+        return _read_tokens(paths[0], tokenizer, vocab_size, stored)
+    contents = [_read_bytes(path) for path in paths]
+    text = "".join(_decode(content, path) for content, path in zip(contents, paths, strict=True))
+    split = len(text) - len(text) // 10
+    made = tokenizer_from_json(stored) if stored else _make_tokenizer(tokenizer, vocab_size, text, text[:split])
+    fingerprint = hashlib.blake2b(b"".join(contents), digest_size=16).hexdigest()
+    return Corpus(made.encode(text[:split]), made.encode(text[split:]), made, fingerprint)
+
+
+def _make_tokenizer(name: str, vocab_size: int | None, text: str, training: str) -> Tokenizer:
+    if name == "byte":
+        return ByteTokenizer()
+    if name == "char":
+        return CharTokenizer(text)
+    if name == "bpe":
+        return BpeTokenizer.trained(training, vocab_size or 1024)
+    path = Path(name)
+    return BpeTokenizer(_decode(_read_bytes(path), path))
+
+
+def _read_bytes(path: Path) -> bytes:
+    if not path.is_file():
+        raise FileFormatError("a file to read", f"{path}, which {'is a folder' if path.is_dir() else 'does not exist'}")
+    content = path.read_bytes()
+    if not content:
+        raise FileFormatError("a text", f"{path}, which is empty")
+    return content
+
+
+def _decode(content: bytes, path: Path) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        got = f"{path} with byte 0x{content[error.start]:02x} at offset {error.start} ({error.reason})"
+        raise FileFormatError("UTF-8 text", got, "convert it: iconv -f LATIN1 -t UTF-8") from None
+
+
+def _read_tokens(path: Path, tokenizer: str, vocab_size: int | None, stored: dict[str, Any] | None) -> Corpus:
+    """Map a token file into memory and check every id once."""
+    if stored:
+        made = tokenizer_from_json(stored)
+    elif tokenizer in ("char", "bpe"):
+        hint = "--tokenizer PATH of the tokenizer.json that made it, or --vocab-size"
+        raise ArgumentError(f"a tokenizer for the ids of {path}", f"--tokenizer {tokenizer}, which needs a text", hint)
+    else:
+        made = IdTokenizer(vocab_size) if vocab_size else _make_tokenizer(tokenizer, None, "", "")
+    ids = _map_ids(path, made.vocab_size)
+    digest = hashlib.blake2b(digest_size=16)
+    for start in range(0, len(ids), CHUNK):
+        chunk = np.ascontiguousarray(ids[start : start + CHUNK])
+        wrong = np.flatnonzero((chunk < 0) | (chunk >= made.vocab_size))
+        if wrong.size:
+            got = f"{path} with id {chunk[wrong[0]]} at position {start + wrong[0]}"
+            hint = "--tokenizer PATH of the tokenizer.json that made it, or --vocab-size"
+            raise IndexRangeError(f"ids from 0 to {made.vocab_size - 1}", got, hint)
+        digest.update(chunk)
+    split = len(ids) - len(ids) // 10
+    return Corpus(ids[:split], ids[split:], made, digest.hexdigest())
+
+
+def _map_ids(path: Path, vocab_size: int) -> Ids:
+    """The ids of a ``.npy`` file, or of a ``.bin`` file: raw little-endian uint16, uint32 for over 65536 ids."""
+    if not path.is_file():
+        raise FileFormatError("a file to read", f"{path}, which {'is a folder' if path.is_dir() else 'does not exist'}")
+    if path.stat().st_size == 0:
+        raise FileFormatError("token ids", f"{path}, which is empty")
+    try:
+        if path.suffix == ".npy":
+            ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            ids = np.memmap(path, "<u2" if vocab_size <= 1 << 16 else "<u4", mode="r")
+    except (ValueError, EOFError) as error:
+        raise FileFormatError(f"a NumPy array of token ids in {path}", str(error)) from None
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise FileFormatError("one dimension of integer ids", f"{path} with {ids.dtype} of shape {ids.shape}")
+    return ids
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+def check_length(corpus: Corpus, block_size: int) -> None:
+    """Refuse a corpus that is too short to train on blocks of ``block_size`` tokens, or to validate on at all."""
+    if len(corpus.training) <= block_size or len(corpus.validation) < 2:
+        got = f"{len(corpus.training)} to train on and {len(corpus.validation)} to validate on"
+        hint = "a longer text, or a smaller --block-size"
+        raise ArgumentError(f"a text of more than {block_size} tokens (a block and its next token)", got, hint)
+
+
+class RandomBlocks:
+    """Blocks of the training text at random places, without end; its state is the position in the data."""
+
+    def __init__(self, tokens: Ids, batch_size: int, block_size: int, seed: int, repeat_first: bool = False) -> None:
+        self.tokens, self.batch_size, self.block_size = tokens, batch_size, block_size
+        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._only = self._draw() if repeat_first else None
+
+    def draw(self) -> tuple[Ids, Ids]:
+        """Inputs and targets, both (batch, block): the target is the token that follows."""
+        return self._draw() if self._only is None else self._only
+
+    def _draw(self) -> tuple[Ids, Ids]:
+        starts = self._random.integers(len(self.tokens) - self.block_size, size=self.batch_size)
+        blocks = self.tokens[starts[:, None] + np.arange(self.block_size + 1)].astype(np.int64)
+        return blocks[:, :-1], blocks[:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the random numbers, ready for JSON."""
+        return {"random": self._random.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken."""
+        self._random.bit_generator.state = state["random"]
+
+
+def evaluation_batches(
+    tokens: Ids, batch_size: int, block_size: int, count: int, ignore: int = -100
+) -> Iterator[tuple[Ids, Ids]]:
+    """Up to ``count`` batches (0: all) of consecutive blocks, spread evenly over ``tokens``: the same at every call.
+
+    Taken all together, each token after the first is a target exactly once; the last block may be short and is filled
+    up with targets ``ignore``.
+    """
+    starts = np.arange(0, len(tokens) - 1, block_size)
+    wanted = count * batch_size
+    if count and wanted < len(starts):
+        starts = starts[np.arange(wanted) * len(starts) // wanted]
+    last = len(tokens) - 1
+    for first in range(0, len(starts), batch_size):
+        places = starts[first : first + batch_size, None] + np.arange(block_size)
+        inputs, targets = (tokens[np.minimum(places + ahead, last)].astype(np.int64) for ahead in (0, 1))
+        yield inputs, np.where(places < last, targets, ignore)

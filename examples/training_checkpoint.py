@@ -1,0 +1,181 @@
+"""Checkpoints: folders of arrays and facts that are written whole or not at all.
+
+    OUT/step_00000250/model.safetensors       one file for each part that has arrays
+                      optimizer.safetensors
+                      meta.json               everything else: step, configuration, random states, ...
+    OUT/latest                                the name of the newest folder; OUT/best that of the best one
+
+A checkpoint is written to a hidden temporary folder, flushed to the disk and renamed. Whoever kills the program at any
+moment finds every checkpoint that was complete, and at most one left-over hidden folder, which ``tidy`` removes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import minigrad as mg
+from minigrad.backend import is_array
+from minigrad.errors import FileFormatError
+from minigrad.serialize import flush_to_disk
+
+META = "meta.json"
+PARTIAL = ".partial-"  # a folder or file that is being written
+DROPPED = ".dropped-"  # a folder that is being removed
+
+
+# ---- files and folders that appear whole -----------------------------------------------------------------------------
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write the file ``path``: after a kill or an error it holds the old content or the new, never a part."""
+    partial = path.with_name(PARTIAL + path.name)
+    try:
+        partial.write_bytes(content)
+        flush_to_disk(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    flush_to_disk(path.parent)
+
+
+def tidy(out: Path) -> None:
+    """Remove what a killed program left half written or half removed in the run folder ``out``."""
+    for leftover in [*out.glob(PARTIAL + "*"), *out.glob(DROPPED + "*")]:
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
+
+
+# ---- one checkpoint --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on the disk: its folder and what its meta.json says."""
+
+    path: Path
+    meta: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Updates of the weights up to here."""
+        return int(self.meta["step"])
+
+    def load(self, part: str) -> dict[str, Any]:
+        """The state dict that was saved under the name ``part``."""
+        file = self.path / f"{part}.safetensors"
+        state: dict[str, Any] = dict(self.meta["parts"][part])
+        for name, array in (mg.load(file) if file.is_file() else {}).items():
+            key, slash, inner = name.partition("/")
+            if slash:
+                state[key][inner] = array
+            else:
+                state[name] = array
+        return state
+
+
+def save_checkpoint(out: Path, step: int, states: Mapping[str, Any], meta: Mapping[str, Any]) -> Path:
+    """Write the checkpoint of ``step`` into ``out`` and point ``out/latest`` to it; returns its folder.
+
+    states are state dicts by the name of their part; they hold arrays, dicts of arrays, and facts for JSON. A complete
+    checkpoint of the same step is left as it is.
+    """
+    folder = out / folder_name(step)
+    if not is_complete(folder):
+        partial = out / (PARTIAL + folder.name)
+        partial.mkdir()
+        try:
+            _write(partial, {**meta, "step": step}, states)
+            os.rename(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        flush_to_disk(out)
+    point(out, "latest", folder.name)
+    return folder
+
+
+def _write(folder: Path, meta: dict[str, Any], states: Mapping[str, Mapping[str, Any]]) -> None:
+    meta["parts"] = {}
+    for part, state in states.items():
+        arrays = {name: value for name, value in state.items() if is_array(value)}
+        inner = {name: value for name, value in state.items() if isinstance(value, dict)}
+        nested = [name for name, value in inner.items() if all(map(is_array, value.values()))]
+        for name in nested:  # as in an optimizer's {"state": {"0.exp_avg": array}, "param_groups": [...]}
+            arrays |= {f"{name}/{key}": array for key, array in inner[name].items()}
+        facts = {name: {} if name in nested else value for name, value in state.items() if name not in arrays}
+        meta["parts"][part] = facts
+        if arrays or nested:
+            mg.save(folder / f"{part}.safetensors", arrays)
+    (folder / META).write_text(json.dumps(meta, indent=1), "utf-8")
+    flush_to_disk(folder / META)
+    flush_to_disk(folder)
+
+
+# ---- the checkpoints of a run ----------------------------------------------------------------------------------------
+
+
+def folder_name(step: int) -> str:
+    """The name of the folder for ``step``.
+
+    >>> folder_name(250)
+    'step_00000250'
+    """
+    return f"step_{step:08d}"
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether ``folder`` holds a checkpoint: meta.json is the last file written before the rename."""
+    return (folder / META).is_file()
+
+
+def steps_in(out: Path) -> list[int]:
+    """The steps of the complete checkpoints in ``out``, in order."""
+    found = [(re.fullmatch(r"step_(\d{8,})", path.name), path) for path in out.glob("step_*")]
+    return sorted(int(match[1]) for match, path in found if match and is_complete(path))
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at ``path``: a step folder, or a run folder, of which the newest complete checkpoint is taken."""
+    if not is_complete(path):
+        steps = steps_in(path)
+        if not steps:
+            raise FileFormatError("a checkpoint (a run folder or a step_... folder)", f"none at {path}")
+        path = path / folder_name(steps[-1])
+    try:
+        meta = json.loads((path / META).read_text("utf-8"))
+    except ValueError as error:
+        raise FileFormatError(f"JSON in {path / META}", str(error)) from None
+    return Checkpoint(path, meta)
+
+
+def point(out: Path, pointer: str, name: str) -> None:
+    """Let the text file ``out/pointer`` (``latest`` or ``best``) hold ``name``."""
+    write_whole(out / pointer, f"{name}\n".encode())
+
+
+def copy_checkpoint(source: Path, out: Path) -> None:
+    """Copy the step folder ``source`` into the run folder ``out``, whole or not at all."""
+    if not is_complete(out / source.name):
+        partial = out / (PARTIAL + source.name)
+        shutil.copytree(source, partial)
+        for path in [*partial.iterdir(), partial]:
+            flush_to_disk(path)
+        os.rename(partial, out / source.name)
+        flush_to_disk(out)
+
+
+def drop_checkpoints(out: Path, steps: Iterable[int]) -> None:
+    """Remove the checkpoints of ``steps``: each leaves its name at once, and then its files go."""
+    for step in steps:
+        folder = out / folder_name(step)
+        dropped = out / (DROPPED + folder.name)
+        os.rename(folder, dropped)
+        shutil.rmtree(dropped)

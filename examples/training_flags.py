@@ -1,0 +1,225 @@
+"""Command-line flags as a dataclass: one field is one flag, with its default, its check and its help.
+
+``flag`` declares a field, ``parse`` reads a command line into the flags that were given, and ``complete`` fills in the
+rest, from the defaults or from the run that is continued. Dashes and underscores are the same (``--max_iters``), and
+every mistake on a command line is reported, not only the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import minigrad as mg
+
+Config = TypeVar("Config", bound="Flags")
+Kind = Callable[[str], Any]
+
+
+class FlagErrors(Exception):
+    """All that is wrong with a command line, one sentence for each flag."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(*problems)
+        self.problems = list(problems)
+
+
+# ---- kinds of values: each turns the text on a command line into a value, or says what it expected -------------------
+
+
+def refuse(expected: str, got: str) -> argparse.ArgumentTypeError:
+    """The error for a value that is not what its flag takes."""
+    return argparse.ArgumentTypeError(f"expected {expected}, got {got!r}")
+
+
+def whole(least: int) -> Kind:
+    """Whole numbers from ``least`` on."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise refuse(f"a whole number of at least {least}", text) from None
+        if value < least:
+            raise refuse(f"a whole number of at least {least}", text)
+        return value
+
+    return convert
+
+
+def number(expected: str, legal: Callable[[float], bool]) -> Kind:
+    """Finite numbers that are ``legal``, described by ``expected``."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise refuse(expected, text) from None
+        if not (math.isfinite(value) and legal(value)):
+            raise refuse(expected, text)
+        return value
+
+    return convert
+
+
+positive = number("a number above 0", lambda x: x > 0)
+not_negative = number("a number of at least 0", lambda x: x >= 0)
+fraction = number("a number from 0 up to, but not including, 1", lambda x: 0 <= x < 1)
+
+
+def one_of(*names: str, role: str = "") -> Kind:
+    """One of ``names``; ``role`` says what they are."""
+
+    def convert(text: str) -> str:
+        if text not in names:
+            raise refuse(" or ".join(names) + role, text)
+        return text
+
+    return convert
+
+
+def flag(default: Any, kind: Kind | None, help: str, *, free: bool = False, many: bool = False) -> Any:
+    """A dataclass field that is a command-line flag: ``kind`` converts and checks its value; None is a switch.
+
+    A run that is continued keeps the value, unless the flag is ``free``. A flag of ``many`` takes one value or more.
+    """
+    return dataclasses.field(default=default, metadata={"kind": kind, "help": help, "free": free, "many": many})
+
+
+free_flag = functools.partial(flag, free=True)
+
+
+# ---- the flags that programs share -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(kw_only=True)
+class Flags:
+    """What every program is told."""
+
+    device: str = flag("auto", one_of("auto", "cpu", "cuda"), "auto takes the GPU where there is one")
+
+    def __post_init__(self) -> None:
+        if self.device == "auto":
+            self.device = "cuda" if mg.cuda.is_available() else "cpu"
+
+    def check(self) -> list[str]:
+        """What is wrong with the flags together, one sentence each; subclasses add theirs."""
+        if self.device == "cuda" and not mg.cuda.is_available():
+            return ["--device: found no GPU for 'cuda'; use --device cpu, or pip install 'minigrad[cuda]'"]
+        return []
+
+
+@dataclasses.dataclass(kw_only=True)
+class RunFlags(Flags):
+    """How a run is conducted, whatever it trains."""
+
+    out_dir: str | None = free_flag(None, str, "folder of the run (default: a fresh runs/<date-time>)")
+    resume: str = free_flag("auto", str, "auto: go on with the run in --out-dir; never; a run or step folder")
+    overwrite: bool = free_flag(False, None, "begin anew in an --out-dir that holds a run, and drop that run")
+    eval_only: bool = free_flag(False, None, "evaluate, update nothing, write nothing")
+    dtype: str = flag("float32", one_of("float32", "float64", role=", the types it trains in"), "float32 or float64")
+    seed: int = flag(1337, whole(0), "of the weights, the batches and the dropout")
+    max_iters: int = free_flag(2000, whole(0), "updates of the weights")
+    eval_interval: int = free_flag(250, whole(0), "updates between evaluations; 0: first and last only")
+    log_interval: int = free_flag(50, whole(1), "updates between lines of the log")
+    checkpoint_interval: int = free_flag(500, whole(0), "updates between checkpoints; 0: best and last only")
+    keep_checkpoints: int = free_flag(2, whole(1), "last checkpoints to keep, beside the best")
+    sample_every: int = free_flag(0, whole(0), "updates between samples; 0: at the end only")
+    detect_anomaly: bool = free_flag(False, None, "name the operation that makes the first NaN (slow)")
+    no_progress: bool = free_flag(False, None, "no progress bar, plain lines only")
+
+
+# ---- reading a command line ------------------------------------------------------------------------------------------
+
+
+def spelling(field: str) -> str:
+    """``max_iters`` as it is typed: ``--max-iters``."""
+    return "--" + field.replace("_", "-")
+
+
+def build_parser(config_class: type, program: str, description: str) -> argparse.ArgumentParser:
+    """An argparse parser with a flag for each field, which leaves out of its result what was not given."""
+    parser = argparse.ArgumentParser(
+        program, description=description, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+    for field in dataclasses.fields(config_class):
+        kind, text = field.metadata["kind"], field.metadata["help"].replace("%", "%%")
+        if kind is None:
+            parser.add_argument(spelling(field.name), action="store_true", help=text)
+            continue
+        text += "" if field.default is None else f" (default: {field.default})"
+        metavar = {int: "N", float: "X"}.get(type(field.default), "VALUE")
+        nargs = "+" if field.metadata["many"] else None
+        parser.add_argument(spelling(field.name), type=kind, help=text, metavar=metavar, nargs=nargs)
+    return parser
+
+
+def parse(config_class: type, argv: Sequence[str] | None, program: str, description: str) -> dict[str, Any]:
+    """The flags given in ``argv``, by field name; FlagErrors with every mistake in it."""
+    parser = build_parser(config_class, program, description)
+    tokens = [_dashed(token) for token in (sys.argv[1:] if argv is None else argv)]
+    problems: list[str] = []
+    while True:  # argparse stops at its first error: note it, take that flag away, and look at the rest
+        try:
+            found, unknown = parser.parse_known_args(tokens)
+            break
+        except argparse.ArgumentError as error:
+            name = str(error.argument_name)
+            problems.append(f"{name}: {error.message}")
+            tokens = _without(tokens, name)
+    names = [spelling(field.name) for field in dataclasses.fields(config_class)]
+    problems += [
+        _unknown(token, names)
+        for before, token in zip(["", *unknown], unknown, strict=False)
+        if token.startswith("-") or not before.startswith("--")  # the value of an unknown flag is no second mistake
+    ]
+    if problems:
+        raise FlagErrors(problems)
+    return vars(found)
+
+
+def _dashed(token: str) -> str:
+    name, equals, value = token.partition("=")
+    return name.replace("_", "-") + equals + value if token.startswith("--") else token
+
+
+def _without(tokens: Sequence[str], name: str) -> list[str]:
+    """``tokens`` without the first use of the flag ``name`` and its values."""
+    start = next(i for i, token in enumerate(tokens) if token.partition("=")[0] == name)
+    end = start + 1
+    while end < len(tokens) and not tokens[end].startswith("--"):
+        end += 1
+    return [*tokens[:start], *tokens[end:]]
+
+
+def _unknown(token: str, names: Sequence[str]) -> str:
+    if not token.startswith("-"):
+        return f"{token!r}: a value without a flag"
+    close = get_close_matches(token.partition("=")[0], names, 1)
+    return f"{token.partition('=')[0]}: no such flag" + (f"; did you mean {close[0]}?" if close else "; see --help")
+
+
+def complete(config_class: type[Config], given: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Config:
+    """The whole configuration: what was given, else what the continued run has, else the defaults.
+
+    Raises FlagErrors where ``given`` contradicts ``stored`` in a flag that a continued run must keep, and where flags
+    don't fit each other.
+    """
+    before = {f.name: (stored or {}).get(f.name, f.default) for f in dataclasses.fields(config_class)}
+    keep = [field.name for field in dataclasses.fields(config_class) if not field.metadata["free"]]
+    problems = [
+        f"{spelling(name)}: the run that is continued has {before[name]!r}, got {given[name]!r}"
+        for name in keep
+        if stored is not None and name in given and given[name] != before[name]
+    ]
+    config = config_class(**(before | dict(given)))
+    problems += config.check()
+    if problems:
+        raise FlagErrors(problems)
+    return config

@@ -1,0 +1,288 @@
+"""The language model trainer and its companion, on a tiny model."""
+
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import generate
+import lm_text
+import numpy as np
+import pytest
+import train_lm
+import training_step
+from training_checkpoint import open_checkpoint, steps_in
+
+import minigrad as mg
+import nn
+
+TINY = "--n-layer 1 --n-head 2 --n-embd 16 --d-ff 16 --block-size 8 --batch-size 2 --eval-iters 3 --sample-tokens 5"
+TEXT = "".join(f"{number} bottles of beer on the wall,\n{number} bottles of beer!\n" for number in range(40))
+
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def train(text: Path) -> Train:
+    """Train a tiny model: the name of the run's folder, then flags."""
+
+    def run(name: str, flags: str = "") -> int:
+        given = f"{TINY} --data {text} --out-dir {text.parent / name} --device cpu --no-progress {flags}"
+        return train_lm.main(given.split())
+
+    return run
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(out: Path, step: int) -> list[bytes]:
+    return [(out / f"step_{step:08}" / f"{part}.safetensors").read_bytes() for part in ("model", "optimizer")]
+
+
+# ---- the whole program -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_from_end_to_end(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        train("run", "--max-iters 40 --eval-interval 20 --log-interval 10 --learning-rate 1e-2 --warmup-iters 5") == 0
+    )
+    shown = capsys.readouterr().out
+    assert re.search(r"layers\.\*\.attn\.q_proj\.weight +\(16, 16\) +256 +1\.0 KiB", shown)
+    assert "16 tokens an iteration" in shown
+    assert re.search(r"step 40/40 \| loss \d\.\d+ \| val \d\.\d+ \| lr \S+ \| norm \S+ \| ms \S+ \| tok/s \S+\n", shown)
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [0, 10, 20, 30, 40]
+    assert lines[-1]["val_loss"] < lines[0]["val_loss"] - 0.5
+    assert {path.name for path in (tmp_path / "run" / "step_00000040").iterdir()} == {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "meta.json",
+    }
+
+
+@pytest.mark.parametrize("flags", ["--dropout 0.1", "--tie-embeddings --n-kv-head 1 --gradient-accumulation-steps 2"])
+def test_five_and_five_updates_are_ten(train: Train, tmp_path: Path, flags: str) -> None:
+    assert train("whole", f"--max-iters 10 --eval-interval 3 {flags}") == 0
+    assert train("parts", f"--max-iters 5 --lr-decay-iters 10 --eval-interval 3 {flags}") == 0
+    assert train("parts", "--max-iters 10") == 0
+    assert weights(tmp_path / "parts", 10) == weights(tmp_path / "whole", 10)
+    keys = ("step", "val_loss", "train_loss", "lr", "grad_norm")
+    parts = {tuple(line[key] for key in keys) for line in metrics(tmp_path / "parts")}
+    assert {tuple(line[key] for key in keys) for line in metrics(tmp_path / "whole")} <= parts
+
+
+def test_what_only_looks_changes_nothing(train: Train, tmp_path: Path) -> None:
+    """Samples, evaluations, the log and the search for anomalies leave the training as it is, bit for bit."""
+    assert train("plain", "--max-iters 4 --dropout 0.1 --eval-interval 0") == 0
+    assert train("busy", "--max-iters 4 --dropout 0.1 --eval-interval 1 --log-interval 1 --sample-every 1") == 0
+    assert train("checked", "--max-iters 4 --dropout 0.1 --eval-interval 0 --detect-anomaly") == 0
+    assert weights(tmp_path / "plain", 4) == weights(tmp_path / "busy", 4) == weights(tmp_path / "checked", 4)
+
+
+def test_the_seed_is_the_run(train: Train, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert train(name, f"--max-iters 2 --seed {seed}") == 0
+    same, again, other = (weights(tmp_path / name, 2)[0] for name in "abc")
+    assert same == again != other
+
+
+def test_no_updates_and_evaluation_only(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("run", "--max-iters 0") == 0
+    (line,) = metrics(tmp_path / "run")
+    assert line["step"] == 0
+    assert line["perplexity"] == pytest.approx(math.exp(line["val_loss"]))
+    assert steps_in(tmp_path / "run") == [0]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    capsys.readouterr()
+    assert train("run", "--eval-only") == 0
+    assert f"validation loss {line['val_loss']:.4f}" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to catch")
+def test_a_signal_from_outside_saves_and_the_same_command_goes_on(
+    text: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    program = Path(train_lm.__file__)
+    command = [sys.executable, str(program), *TINY.split(), "--data", str(text), "--out-dir", str(tmp_path / "run")]
+    flags = ["--max-iters", "1000000", "--log-interval", "1", "--eval-interval", "0"]
+    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith(b"step 3/"):
+            process.send_signal(signal.SIGTERM)
+            break
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert rest.splitlines()[-1].startswith(b"stopped by SIGTERM")
+    assert errors == b""
+    step = open_checkpoint(tmp_path / "run").step
+    assert step >= 3
+    again = subprocess.run([*command, f"--max-iters={step + 2}"], capture_output=True, env=environment, timeout=60)
+    assert again.returncode == 0, again.stderr
+    assert open_checkpoint(tmp_path / "run").step == step + 2
+
+
+# ---- what it refuses -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--max-iters=-1 --beta1=1 --nonsense=3 --dtype=float16", ["--max-iters", "--beta1", "--dtype", "--nonsense"]),
+        ("--n-embd 18 --n-head 4", ["--n-embd"]),
+        ("--n-head 4 --n-kv-head 3", ["--n-kv-head"]),
+        ("--learning-rate 1e-5", ["--min-lr"]),
+    ],
+)
+def test_bad_flags(flags: str, named: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_lm.main(flags.split()) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1].strip() for line in lines] == named
+    assert "float16" not in flags or any("float32 or float64, the types it trains in" in line for line in lines)
+
+
+def test_other_data_and_an_unknown_prompt_are_refused(
+    train: Train, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "--max-iters 1") == 0
+    text.write_text(TEXT + "!")
+    assert train("run", "--max-iters 2") == 2
+    assert "--data:" in capsys.readouterr().err
+    text.write_text(TEXT)
+    assert train("char", "--tokenizer char --prompt Z") == 2
+    assert "'Z' at character 0" in capsys.readouterr().err
+    text.write_text("too short")
+    assert train("short") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--block-size" in line
+
+
+def test_a_loss_that_is_not_finite_names_step_and_tensor(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--max-iters 50 --learning-rate 1e30 --warmup-iters 0 --grad-clip 0 --eval-interval 0"
+    with np.errstate(all="ignore"):
+        assert train("run", flags) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"at step \d+, got NaN or infinity, first in (weight|output of|gradient of) \w+", line)
+    assert "--detect-anomaly" in line
+    assert steps_in(tmp_path / "run") == [0]
+
+
+@pytest.mark.parametrize("name", ["layers.0.ffn.w1.weight", "ln_final.weight"])
+def test_the_first_tensor_that_is_not_finite(name: str) -> None:
+    model = nn.TransformerLM(10, 4, 8, 2, 2)
+    parameter = dict(model.named_parameters())[name]
+    tokens = np.zeros((1, 4), int)
+    assert "first in no output" in str(training_step.non_finite("loss", model, lambda: model(tokens)))
+    original = parameter.data.copy()
+    parameter.data = np.full_like(original, np.inf)
+    assert f"first in weight {name}" in str(training_step.non_finite("loss", model, lambda: model(tokens)))
+    parameter.data = np.full_like(original, 3e38)
+    error = str(training_step.non_finite("loss", model, lambda: model(tokens)))
+    assert f"first in output of {name.rpartition('.')[0]}" in error
+
+
+# ---- the parts -------------------------------------------------------------------------------------------------------
+
+
+def test_micro_batches_weigh_by_their_tokens() -> None:
+    """Token losses 1, 1, 1, 1, 1 and 7 in two micro-batches: 12 / 6, and the gradient of one batch of six."""
+    w = mg.Tensor(np.ones(1), requires_grad=True)
+    losses = [np.ones(5), np.array([7.0])]
+    assert training_step.backward(lambda x: (w * x).mean(), [(x,) for x in losses], [5, 1]) == pytest.approx(2.0)
+    np.testing.assert_allclose(w.grad, [np.concatenate(losses).mean()])
+
+
+def test_accumulation_keeps_the_schedule(train: Train, tmp_path: Path) -> None:
+    flags = "--max-iters 12 --warmup-iters 4 --log-interval 1 --learning-rate 1e-2 --min-lr 1e-3"
+    assert train("one", flags) == 0
+    assert train("eight", f"{flags} --gradient-accumulation-steps 8") == 0
+    rates, others = ([line["lr"] for line in metrics(tmp_path / name)[1:]] for name in ("one", "eight"))
+    assert rates == others
+    cosine = [1e-3 + 0.5 * (1 + math.cos(math.pi * (n - 4) / 8)) * 9e-3 for n in range(4, 13)]
+    np.testing.assert_allclose(rates, [0.0025, 0.005, 0.0075, *cosine], rtol=1e-12)
+
+
+def test_the_validation_loss_is_the_mean_over_its_tokens(text: Path) -> None:
+    config = train_lm.Config(block_size=8, batch_size=3, eval_iters=0)
+    corpus = lm_text.read_corpus([text], "byte", None)
+    run = train_lm.Run(config, None)
+    model = nn.TransformerLM(256, 8, 16, 1, 2, dropout=0.5)
+    loss = train_lm.evaluate(config, model, corpus, run)
+    model.eval()
+    tokens, total = corpus.validation.astype(int), 0.0
+    for start in range(0, len(tokens) - 1, 8):
+        window = tokens[start : start + 9]
+        logits = model(window[None, :-1]).numpy()[0].astype(np.float64)
+        log_sum = np.log(np.exp(logits).sum(-1))
+        total += (log_sum - logits[np.arange(len(window) - 1), window[1:]]).sum()
+    assert loss == pytest.approx(total / (len(tokens) - 1), rel=1e-5)
+
+
+def test_one_batch_can_be_learned_by_heart(train: Train, tmp_path: Path) -> None:
+    flags = "--overfit-single-batch --max-iters 150 --learning-rate 3e-2 --warmup-iters 10 --weight-decay 0"
+    assert train("run", f"{flags} --batch-size 1 --eval-interval 0") == 0
+    assert metrics(tmp_path / "run")[-1]["train_loss"] < 0.05
+
+
+# ---- tokenizers, and sampling from a checkpoint ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_a_checkpoint_is_all_that_sampling_needs(
+    train: Train, text: Path, capsys: pytest.CaptureFixture[str], tokenizer: str
+) -> None:
+    if tokenizer == "bpe":
+        pytest.importorskip("tokenizers")
+    out = text.parent / "run"
+    assert train("run", f"--max-iters 2 --tokenizer {tokenizer} --vocab-size 300") == 0
+    text.unlink()
+    samples = []
+    for flags in ("--seed 1", "--seed 1", "--seed 2", "--temperature 0 --top-k 3", "--top-k 1 --top-p 0.5"):
+        capsys.readouterr()
+        command = ["--checkpoint", str(out), "--prompt", "7 bottles", "--max-new-tokens", "20", *flags.split()]
+        assert generate.main(command) == 0
+        samples.append(capsys.readouterr().out)
+    assert all(sample.startswith("7 bottles") for sample in samples)
+    assert samples[0] == samples[1] != samples[2]
+    assert samples[3] == samples[4]
+
+
+def test_several_samples_and_no_checkpoint(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert generate.main([]) == 2
+    assert "no run in runs/" in capsys.readouterr().err
+    assert train("runs/one", "--max-iters 1") == 0
+    capsys.readouterr()
+    assert generate.main(["--num-samples", "3", "--max-new-tokens", "4", "--prompt", "on"]) == 0
+    assert capsys.readouterr().out.count("on") >= 3
+    assert generate.main(["--top-p", "0", "--temperature=-1"]) == 2
+    assert [line.split(":")[1] for line in capsys.readouterr().err.splitlines()] == [" --top-p", " --temperature"]
+
+
+def test_token_files_train_too(train: Train, text: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.frombuffer(TEXT.encode(), np.uint8).astype(np.uint16))
+    assert train("text", "--max-iters 2") == 0
+    flags = (
+        f"{TINY} --device cpu --no-progress --max-iters 2 --data {tmp_path / 'ids.npy'} --out-dir {tmp_path / 'ids'}"
+    )
+    assert train_lm.main(flags.split()) == 0
+    assert weights(tmp_path / "ids", 2) == weights(tmp_path / "text", 2)

@@ -1,0 +1,140 @@
+"""Checkpoints are whole or absent, whatever happens while they are written."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import training_checkpoint as tc
+
+from minigrad.errors import MiniGradError
+
+STATES = {
+    "model": {"weight": np.arange(6.0, dtype=np.float32).reshape(2, 3), "scale": np.array(2.5)},
+    "optimizer": {"state": {"0.step": np.array(7), "0.m": np.ones(3)}, "param_groups": [{"params": [0], "lr": 0.1}]},
+    "batches": {"random": {"position": 2**90, "kind": "PCG64"}},
+}
+
+
+def save(out: Path, step: int, states: dict[str, object] = STATES) -> Path:
+    return tc.save_checkpoint(out, step, states, {"note": "é"})
+
+
+def test_states_come_back_as_they_were(tmp_path: Path) -> None:
+    path = save(tmp_path, 250)
+    assert sorted(file.name for file in path.iterdir()) == ["meta.json", "model.safetensors", "optimizer.safetensors"]
+    assert (tmp_path / "latest").read_text() == "step_00000250\n"
+    checkpoint = tc.open_checkpoint(tmp_path)
+    assert (checkpoint.step, checkpoint.meta["note"]) == (250, "é")
+    for part in STATES:
+        np.testing.assert_equal(checkpoint.load(part), STATES[part])
+    assert checkpoint.load("model")["scale"].shape == ()
+
+
+def test_an_optimizer_without_moments_has_its_file_too(tmp_path: Path) -> None:
+    path = save(tmp_path, 0, {"optimizer": {"state": {}, "param_groups": []}})
+    assert (path / "optimizer.safetensors").is_file()
+    assert tc.open_checkpoint(path).load("optimizer") == {"state": {}, "param_groups": []}
+
+
+def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
+    for step in (5, 10):
+        save(tmp_path, step)
+    (tmp_path / "step_00000015").mkdir()  # no meta.json: not one of ours
+    (tmp_path / (tc.PARTIAL + "step_00000020")).mkdir()
+    (tmp_path / "latest").write_text("step_00000005\n")  # killed before it was rewritten
+    assert tc.steps_in(tmp_path) == [5, 10]
+    assert tc.open_checkpoint(tmp_path).step == 10
+    assert tc.open_checkpoint(tmp_path / "step_00000005").step == 5
+    tc.tidy(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", *(f"step_{n:08}" for n in (5, 10, 15))]
+
+
+def test_no_checkpoint_and_a_damaged_one_are_said_in_words(tmp_path: Path) -> None:
+    with pytest.raises(MiniGradError, match="none at"):
+        tc.open_checkpoint(tmp_path / "nowhere")
+    path = save(tmp_path, 1)
+    (path / "meta.json").write_text("{")
+    with pytest.raises(MiniGradError, match=r"meta\.json"):
+        tc.open_checkpoint(tmp_path)
+
+
+def test_an_error_while_writing_leaves_the_old_ones(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with pytest.raises(TypeError):
+        save(tmp_path, 2, {**STATES, "unfit": {"fact": object()}})  # type: ignore[dict-item]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
+    assert tc.open_checkpoint(tmp_path).step == 1
+
+
+# Saves checkpoints 1 to 4 and keeps the last two, and is killed (SIGKILL) at its n-th access to a file or half-way
+# through a write, for n = 1, 2, … until it comes through. After each kill the parent says what was complete before, and
+# what can be continued from.
+KILLED = """
+import json, os, shutil, signal, sys
+import numpy as np
+import training_checkpoint as tc
+from pathlib import Path
+
+def saves(out, last):
+    states = {"model": {"w": np.full(1000, 0.0)}}
+    for step in range(1, 5):
+        states["model"]["w"][:] = step
+        tc.save_checkpoint(out, step, states, {})
+        os.write(last, bytes([step]))
+        tc.drop_checkpoints(out, tc.steps_in(out)[:-2])
+
+root, n, survived = Path(sys.argv[1]), 0, False
+while not survived:
+    n += 1
+    out = root / str(n)
+    out.mkdir()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        count = 0
+        def moment():
+            global count
+            count += 1
+            if count == n:
+                os.kill(os.getpid(), signal.SIGKILL)
+        def write_in_halves(path, content, *encoding):
+            content = content.encode() if encoding else content
+            with open(path, "wb", buffering=0) as file:
+                file.write(content[: len(content) // 2])
+                moment()
+                file.write(content[len(content) // 2 :])
+        Path.write_text = Path.write_bytes = write_in_halves
+        events = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir"}
+        sys.addaudithook(lambda event, arguments: event in events and moment())
+        saves(out, write)
+        os._exit(0)
+    os.close(write)
+    survived = os.waitpid(child, 0)[1] == 0
+    complete = len(os.read(read, 100))
+    os.close(read)
+    steps = tc.steps_in(out)
+    newest = tc.open_checkpoint(out) if steps else None
+    whole = [float(tc.open_checkpoint(out / tc.folder_name(s)).load("model")["w"].sum()) == 1000 * s for s in steps]
+    tc.tidy(out)
+    left = sorted(path.name for path in out.iterdir() if path.name.startswith("."))
+    print(json.dumps([n, complete, steps, newest and newest.step, all(whole), left]))
+    shutil.rmtree(out)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork and no SIGKILL on Windows")
+def test_a_kill_at_any_file_access_loses_nothing_that_was_complete(tmp_path: Path, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    assert run.returncode == 0, run.stderr
+    assert len(lines) > 40  # kills
+    for _, complete, steps, newest, whole, left in lines:
+        assert whole
+        assert left == []
+        assert (newest or 0) >= complete
+        if complete:
+            assert set(range(max(1, complete - 1), complete + 1)) & set(steps)

@@ -1,0 +1,96 @@
+"""Flags: spelling, defaults, every mistake reported, and what a continued run may be given."""
+
+from dataclasses import dataclass
+
+import pytest
+import training_flags as tf
+
+
+@dataclass(kw_only=True)
+class Config(tf.Flags):
+    max_iters: int = tf.free_flag(10, tf.whole(0), "updates")
+    learning_rate: float = tf.flag(1e-3, tf.positive, "rate, 100 % of it")
+    dropout: float = tf.flag(0.0, tf.fraction, "dropout")
+    data: tuple[str, ...] | None = tf.flag(None, str, "files", many=True)
+    tie: bool = tf.flag(False, None, "a switch")
+
+    def check(self) -> list[str]:
+        return [*super().check(), *(["--tie: not with dropout"] if self.tie and self.dropout else [])]
+
+
+def parse(line: str) -> dict[str, object]:
+    return tf.parse(Config, line.split(), "prog", "About.")
+
+
+def problems(line: str) -> list[str]:
+    with pytest.raises(tf.FlagErrors) as caught:
+        tf.complete(Config, parse(line))
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("line", "given"),
+    [
+        ("", {}),
+        ("--max-iters 5", {"max_iters": 5}),
+        ("--max_iters=5 --learning_rate 2e-4", {"max_iters": 5, "learning_rate": 2e-4}),
+        ("--data a.txt b_c.txt --tie", {"data": ["a.txt", "b_c.txt"], "tie": True}),
+        ("--max-iters 1 --max-iters 2", {"max_iters": 2}),
+    ],
+)
+def test_only_what_was_given_is_parsed(line: str, given: dict[str, object]) -> None:
+    assert parse(line) == given
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    found = problems("--max-iters few --learning-rate 0 --dropout 1.0 --max_itters 3 --data stray --device tpu")
+    assert [text.partition(":")[0] for text in found] == [
+        "--max-iters",
+        "--learning-rate",
+        "--dropout",
+        "--device",
+        "--max-itters",
+    ]
+    assert "did you mean --max-iters" in found[-1]
+    assert all("got" in text for text in found[:4])
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "x", ""])
+def test_numbers_out_of_range_are_refused(value: str) -> None:
+    (problem,) = problems(f"--learning-rate={value}")
+    assert problem.startswith("--learning-rate: expected a number above 0")
+
+
+@pytest.mark.parametrize("line", ["--max-iters", "--max-iters --tie", "--max-iters -1", "--max-iters 1.5"])
+def test_missing_and_unfit_values_name_their_flag(line: str) -> None:
+    (problem,) = problems(line)
+    assert problem.startswith("--max-iters: ")
+
+
+def test_values_without_a_flag_and_flags_that_contradict_each_other() -> None:
+    assert problems("stray") == ["'stray': a value without a flag"]
+    assert problems("--tie --dropout 0.5") == ["--tie: not with dropout"]
+
+
+def test_a_continued_run_keeps_its_flags_and_may_change_the_free_ones() -> None:
+    stored = {"max_iters": 10, "learning_rate": 2e-3, "dropout": 0.5, "data": None, "tie": False, "device": "cpu"}
+    config = tf.complete(Config, {"max_iters": 20, "dropout": 0.5}, stored)
+    assert (config.max_iters, config.learning_rate, config.dropout) == (20, 2e-3, 0.5)
+    with pytest.raises(tf.FlagErrors) as caught:
+        tf.complete(Config, {"learning_rate": 1e-3, "tie": True, "max_iters": 20}, stored)
+    assert [text.partition(":")[0] for text in caught.value.problems][:2] == ["--learning-rate", "--tie"]
+
+
+def test_cuda_without_a_gpu_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.mg.cuda, "is_available", lambda: False)
+    (problem,) = problems("--device cuda")
+    assert problem.startswith("--device: found no GPU")
+    assert tf.complete(Config, {}).device == "cpu"
+
+
+def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "100 % of it (default: 0.001)" in shown
+    assert "--max-iters" in shown

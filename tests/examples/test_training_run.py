@@ -1,0 +1,331 @@
+"""The conduct of a run: what is due when, what a folder holds, going on, stopping. No model: a walk of random steps."""
+
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import training_run
+from training_checkpoint import open_checkpoint, steps_in
+from training_console import StopSignals, Throughput, parameter_table, run_program, size
+from training_flags import RunFlags, flag, whole
+from training_run import Run, open_run
+
+from minigrad.errors import ArgumentError
+
+KEYS = ["step", "train_loss", "val_loss", "perplexity", "lr", "grad_norm", "tokens_per_s", "seconds"]
+
+
+@dataclass(kw_only=True)
+class Config(RunFlags):
+    width: int = flag(3, whole(1), "of the walk")
+
+
+class Walk:
+    """Something to train: its state moves by a random step with every update."""
+
+    def __init__(self, width: int) -> None:
+        self.place, self.random = np.zeros(width), np.random.default_rng(1)
+
+    def move(self) -> None:
+        self.place = self.place + self.random.normal(size=self.place.shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "random": self.random.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.random.bit_generator.state = state["place"], state["random"]
+
+
+class Trainer:
+    """The loop of a trainer, with a diary; ``during`` is called within each update, ``losses`` are the evaluations'."""
+
+    def __init__(self, losses: Callable[[int], float] = lambda step: 5.0 - step / 10) -> None:
+        self.losses = losses
+        self.during: Callable[[Run], None] = lambda run: None
+        self.evaluated: list[int] = []
+        self.updated: list[int] = []
+        self.sampled: list[int] = []
+
+    def __call__(self, *flags: str) -> int:
+        argv = ["--no-progress", *flags]
+        return run_program("walk.py", lambda: self.train(*open_run(Config, argv, "walk.py", "Walk.")))
+
+    def train(self, config: Config, run: Run) -> int:
+        walk = Walk(config.width)
+        run.attach(walk=walk)
+        with run.writing():
+            while True:
+                if run.evaluation_due:
+                    self.evaluated.append(run.step)
+                    run.evaluated(self.losses(run.step))
+                run.report()
+                if run.checkpoint_due:
+                    run.save()
+                if run.sample_due:
+                    self.sampled.append(run.step)
+                if run.finished:
+                    return run.conclude()
+                run.begin_update()
+                walk.move()
+                self.during(run)
+                self.updated.append(run.step)
+                run.end_update(loss=2.0, lr=0.1, grad_norm=1.0, tokens=10)
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+# ---- what is due -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("iterations", "interval", "evaluated"),
+    [(3, 2, [0, 2, 3]), (4, 2, [0, 2, 4]), (3, 0, [0, 3]), (0, 1, [0]), (2, 1, [0, 1, 2])],
+)
+def test_exactly_n_updates_and_every_evaluation_once(
+    out: Path, iterations: int, interval: int, evaluated: Sequence[int]
+) -> None:
+    trainer = Trainer()
+    assert trainer(f"--out-dir={out}", f"--max-iters={iterations}", f"--eval-interval={interval}") == 0
+    assert trainer.updated == list(range(1, iterations + 1))
+    assert trainer.evaluated == evaluated
+    assert trainer.sampled == [iterations]
+    assert open_checkpoint(out).step == iterations
+    lines = metrics(out)
+    assert [line["step"] for line in lines if line["val_loss"] is not None] == evaluated
+    assert all(list(line) == KEYS for line in lines)
+    assert lines[-1]["perplexity"] == pytest.approx(np.exp(lines[-1]["val_loss"]))
+
+
+def test_intervals_of_log_checkpoints_and_samples(out: Path) -> None:
+    trainer = Trainer(losses=lambda step: 1.0)
+    intervals = ["--eval-interval=0", "--log-interval=3", "--checkpoint-interval=4", "--sample-every=5"]
+    assert trainer(f"--out-dir={out}", "--max-iters=10", "--keep-checkpoints=9", *intervals) == 0
+    assert [line["step"] for line in metrics(out)] == [0, 3, 6, 9, 10]
+    assert steps_in(out) == [0, 4, 8, 10]
+    assert trainer.sampled == [5, 10]
+
+
+def test_the_best_checkpoint_stays_when_the_loss_rises(out: Path) -> None:
+    losses = {0: 3.0, 1: 2.0, 2: 4.0, 3: 5.0, 4: 6.0}
+    flags = (f"--out-dir={out}", "--eval-interval=1", "--checkpoint-interval=1")
+    assert Trainer(losses.__getitem__)(*flags, "--max-iters=2") == 0
+    assert Trainer(losses.__getitem__)(*flags, "--max-iters=4") == 0
+    assert steps_in(out) == [1, 3, 4]
+    assert (out / "best").read_text() == "step_00000001\n"
+    assert (out / "latest").read_text() == "step_00000004\n"
+    assert (open_checkpoint(out).meta["best_loss"], open_checkpoint(out).meta["best_step"]) == (2.0, 1)
+
+
+# ---- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_a_continued_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole_run, parts = tmp_path / "whole", tmp_path / "parts"
+    assert Trainer()(f"--out-dir={whole_run}", "--max-iters=7", "--log-interval=1") == 0
+    assert Trainer()(f"--out-dir={parts}", "--max-iters=4", "--log-interval=1") == 0
+    later = Trainer()
+    assert later(f"--out-dir={parts}", "--max-iters=7") == 0  # --log-interval is the run's own
+    assert later.updated == [5, 6, 7]
+    files = [folder / "step_00000007" / "walk.safetensors" for folder in (whole_run, parts)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert [line["step"] for line in metrics(parts)] == list(range(8))
+    assert metrics(parts)[-1]["seconds"] >= metrics(parts)[3]["seconds"]
+
+
+def test_lines_after_the_checkpoint_are_dropped(out: Path) -> None:
+    flags = (f"--out-dir={out}", "--eval-interval=0", "--log-interval=1", "--checkpoint-interval=2", "--max-iters=6")
+    trainer = Trainer()
+    trainer.during = lambda run: 1 // (6 - run.step)  # type: ignore[assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        trainer(*flags)
+    assert [line["step"] for line in metrics(out)] == [0, 1, 2, 3, 4, 5]
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write('{"step": 6, "tra')
+    trainer = Trainer()
+    assert trainer(*flags) == 0
+    assert trainer.updated == [5, 6]
+    assert [line["step"] for line in metrics(out)] == list(range(7))
+
+
+def test_a_conflict_names_its_flag_and_changes_nothing(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Trainer()(f"--out-dir={out}", "--max-iters=2") == 0
+    before = sorted(out.iterdir())
+    assert Trainer()(f"--out-dir={out}", "--max-iters=4", "--width=4", "--seed=2") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1].strip() for line in lines] == ["--seed", "--width"]
+    assert Trainer()(f"--out-dir={out}", "--max-iters=1") == 2
+    assert "--max-iters: 2 updates are done already" in capsys.readouterr().err
+    assert sorted(out.iterdir()) == before
+
+
+def test_nothing_is_overwritten_unasked(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Trainer()(f"--out-dir={out}", "--max-iters=2") == 0
+    assert Trainer()(f"--out-dir={out}", "--resume=never") == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert open_checkpoint(out).step == 2
+    (out / "notes.txt").write_text("mine")
+    trainer = Trainer()
+    assert trainer(f"--out-dir={out}", "--overwrite", "--max-iters=1") == 0
+    assert trainer.updated == [1]
+    assert steps_in(out) == [0, 1]
+    assert [line["step"] for line in metrics(out)] == [0, 1]
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_going_back_needs_permission_or_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, branch = tmp_path / "run", tmp_path / "branch"
+    rising = Trainer(losses=lambda step: 1.0 + step)
+    common = ("--eval-interval=1", "--checkpoint-interval=1", "--keep-checkpoints=9", "--log-interval=1")
+    assert rising(f"--out-dir={out}", "--max-iters=4", *common) == 0
+    early = f"--resume={out / 'step_00000002'}"
+    assert rising(early) == 2
+    assert "checkpoints after step 2" in capsys.readouterr().err
+    assert rising(early, f"--out-dir={branch}", "--max-iters=3") == 0
+    assert steps_in(branch) == [0, 2, 3]  # the best came along
+    assert [line["step"] for line in metrics(branch)] == [0, 1, 2, 3]
+    assert steps_in(out) == [0, 1, 2, 3, 4]
+    assert rising(early, "--overwrite", "--max-iters=3") == 0
+    assert steps_in(out) == [0, 1, 2, 3]
+    assert [line["step"] for line in metrics(out)] == [0, 1, 2, 3]
+
+
+def test_a_missing_checkpoint_and_a_folder_in_use(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Trainer()(f"--resume={out}") == 2
+    assert "none at" in capsys.readouterr().err
+    trainer = Trainer()
+    status = []
+    trainer.during = lambda run: status.append(Trainer()(f"--out-dir={out}"))
+    assert trainer(f"--out-dir={out}", "--max-iters=1", "--eval-interval=0") == 0
+    assert status == [2]
+    assert "another program is writing" in capsys.readouterr().err
+
+
+def test_the_default_folder_is_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert Trainer()("--max-iters=0") == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+# ---- ending early ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends(out: Path, capsys: pytest.CaptureFixture[str], number: int, status: int) -> None:
+    trainer = Trainer()
+    trainer.during = lambda run: os.kill(os.getpid(), number) if run.step == 2 else None
+    assert trainer(f"--out-dir={out}", "--max-iters=9", "--eval-interval=2") == status
+    assert trainer.evaluated == [0]  # the evaluation of step 2 waits
+    assert open_checkpoint(out).step == 2
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "step_00000002" in last
+    assert "--resume" in last
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    later = Trainer()
+    assert later("--resume", str(out)) == 0
+    assert later.evaluated == [2, 4, 6, 8, 9]
+    assert [line["step"] for line in metrics(out)] == [0, 2, 4, 6, 8, 9]
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert stop.exit_status == 143
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = Trainer(losses=lambda step: 1.0 if step < 2 else float("nan"))
+    assert trainer(f"--out-dir={out}", "--max-iters=4", "--eval-interval=2") == 1
+    assert "step 2" in capsys.readouterr().err
+    assert steps_in(out) == [0]
+
+
+def test_a_full_disk_is_one_line(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "model.safetensors"))
+
+    trainer = Trainer()
+    trainer.during = lambda run: monkeypatch.setattr(training_run, "save_checkpoint", full)
+    assert trainer(f"--out-dir={out}", "--max-iters=1") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line
+    assert "model.safetensors" in line
+    assert open_checkpoint(out).step == 0
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert Trainer()(f"--out-dir={tmp_path / 'file' / 'run'}") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "file") in line
+
+
+def test_unforeseen_errors_keep_their_traceback_and_foreseen_ones_are_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_program("p", lambda: 1 // 0)
+
+    def refuse() -> int:
+        raise ArgumentError("a text", "an\nempty file", "another")
+
+    assert run_program("p", refuse) == 2
+    assert capsys.readouterr().err == "p: expected a text, got an empty file. Hint: another\n"
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_throughput_is_tokens_over_the_time_of_updates() -> None:
+    now = iter([0.0] + [30.0 + 0.1 * i for i in range(200)])  # a slow first update, then 0.1 s each
+    meter = Throughput(clock=lambda: next(now))
+    assert meter.take() == (None, None)
+    for _ in range(101):
+        meter.start()
+        meter.stop(8 * 64)
+    assert meter.take() == pytest.approx((100.0, 5120.0))
+    assert meter.take() == (None, None)
+
+
+def test_the_parameter_table_groups_layers_and_sums_up() -> None:
+    named = [(f"layers.{i}.w", np.zeros((2, 3), np.float32)) for i in range(4)] + [("head", np.zeros(5, np.float64))]
+    lines = parameter_table(named).splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["layers.*.w", "4", "×", "(2,", "3)", "24", "96", "B"],
+        ["head", "(5,)", "5", "40", "B"],
+        ["total", "29", "136", "B"],
+    ]
+    assert size(3.5 * 2**30) == "3.5 GiB"
+
+
+def test_the_loss_is_drawn_and_without_matplotlib_a_line_says_how(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert Trainer()(f"--out-dir={out}", "--max-iters=2") == 0
+    assert "pip install 'minigrad[plot]'" in capsys.readouterr().out
+    assert not (out / "loss.png").exists()
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    assert training_run.draw_loss(out) == ""
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,73 @@
+"""minigrad: ``nn.TransformerLM`` and ``optim.AdamW`` as they come."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from harness.configs import ADAMW, MAX_NORM, NORM_EPS, ROPE_THETA, Config
+
+import minigrad as mg
+import nn
+import optim
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+class TrainingStep:
+    """Called with a batch, it trains the model on it and returns the loss."""
+
+    def __init__(self, config: Config, weights: dict[str, np.ndarray]) -> None:
+        self.model = build_model(config, weights)
+        self.optimizer = optim.AdamW(self.model.parameters(), **ADAMW)
+
+    def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> float:
+        loss = self.differentiate(tokens, targets)
+        self.update()
+        return loss
+
+    def differentiate(self, tokens: np.ndarray, targets: np.ndarray) -> float:
+        """The loss, with its gradient left in the parameters."""
+        loss = self.model.loss(tokens, targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        return float(loss.item())
+
+    def update(self) -> None:
+        """Clip the gradient and move the parameters."""
+        optim.clip_grad_norm(self.model.parameters(), MAX_NORM)
+        self.optimizer.step()
+
+
+def build_model(config: Config, weights: dict[str, np.ndarray]) -> nn.TransformerLM:
+    """The model with the given weights."""
+    sizes = (config.vocab_size, config.context_length, config.d_model, config.num_layers, config.num_heads, config.d_ff)
+    model = nn.TransformerLM(*sizes, ROPE_THETA, norm_eps=NORM_EPS)
+    model.load_state_dict(weights)
+    return model
+
+
+training_step = TrainingStep
+
+
+def multiplier(a: np.ndarray, b: np.ndarray) -> Callable[[], Any]:
+    """A function that multiplies the two matrices."""
+    return lambda: a @ b
+
+
+def profile(step: TrainingStep, batches: list[Batch]) -> dict[str, float]:
+    """The share of each operation in the time of a step, forward and backward apart, the largest first."""
+    times: Counter[str] = Counter()
+    with mg.profile() as profiled:
+        for batch in batches:
+            step.differentiate(*batch)
+            start = time.perf_counter()
+            step.update()
+            times["clip and AdamW"] += time.perf_counter() - start
+    for row in profiled.rows:
+        times[row.label] += row.own
+    times["recording and the rest"] = profiled.seconds - times.total()
+    return {label: seconds / profiled.seconds for label, seconds in times.most_common()}

@@ -1,0 +1,46 @@
+"""What all tests share: hypothesis profiles, and a seal on global state, so that no test can influence another.
+
+``HYPOTHESIS_PROFILE`` chooses ``dev`` (the default), ``ci`` (more cases, always the same) or ``deep`` (many).
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+import minigrad as mg
+from minigrad import core
+
+settings.register_profile("dev", max_examples=25, deadline=None)
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def _modes() -> dict[str, Any]:
+    """The settings of this thread and process that a computation depends on."""
+    return {
+        "recording": mg.is_grad_enabled(),
+        "observers": list(core.observers),
+        "threads": mg.get_num_threads(),
+        "errstate": np.geterr(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def sealed() -> Iterator[None]:
+    """Fails a test that leaves a mode changed; puts back the random state and the REGISTRY."""
+    modes, registry, random = _modes(), dict(mg.REGISTRY), mg.random.get_state()
+    yield
+    left = _modes()
+    mg.random.set_state(random)
+    mg.REGISTRY.clear()
+    mg.REGISTRY.update(registry)
+    core.observers[:] = modes["observers"]
+    core.mode.recording = modes["recording"]
+    mg.set_num_threads(modes["threads"])
+    np.seterr(**modes["errstate"])
+    assert left == modes, "the test left a mode of the process changed"

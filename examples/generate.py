@@ -16,7 +16,7 @@ import numpy as np
 from lm_text import Tokenizer, tokenizer_from_json
 from training_checkpoint import Checkpoint, open_checkpoint
 from training_console import run_program
-from training_flags import Flags, complete, flag, not_negative, number, parse, whole
+from training_flags import Flags, complete, flag, not_negative, number, parse, path, text, whole
 
 import nn
 from minigrad.errors import ArgumentError, FileFormatError
@@ -29,8 +29,8 @@ share = number("a number above 0 and at most 1", lambda p: 0 < p <= 1)
 class Config(Flags):
     """The flags of this program."""
 
-    checkpoint: str | None = flag(None, str, "run folder or step folder (default: the newest run in runs/)")
-    prompt: str = flag("\n", str, "text to continue")
+    checkpoint: str | None = flag(None, path, "run folder or step folder (default: the newest run in runs/)")
+    prompt: str = flag("\n", text, "text to continue")
     max_new_tokens: int = flag(300, whole(0), "tokens in each sample")
     temperature: float = flag(0.8, not_negative, "0 takes the likeliest token each time")
     top_k: int = flag(0, whole(0), "sample among this many likeliest tokens; 0 is off")
@@ -41,7 +41,7 @@ class Config(Flags):
 
 def newest_run(runs: Path = Path("runs")) -> Path:
     """The folder of the run that saved a checkpoint last."""
-    pointers = sorted(runs.glob("*/latest"), key=lambda path: path.stat().st_mtime)
+    pointers = sorted(runs.glob("*/latest"), key=lambda pointer: pointer.stat().st_mtime)
     if not pointers:
         raise ArgumentError("a trained model", "no run in runs/", "train one with train_lm.py, or give --checkpoint")
     return pointers[-1].parent
@@ -80,7 +80,7 @@ def generate(config: Config) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status."""
     description = __doc__.partition("\n")[0]
-    return run_program(PROGRAM, lambda: generate(complete(Config, parse(Config, argv, PROGRAM, description))))
+    return run_program(PROGRAM, lambda: generate(complete(Config, *parse(Config, argv, PROGRAM, description))))
 
 
 if __name__ == "__main__":

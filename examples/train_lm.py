@@ -18,7 +18,7 @@ import lm_text
 import numpy as np
 from lm_text import Corpus, RandomBlocks
 from training_console import parameter_table, run_program
-from training_flags import FlagErrors, RunFlags, flag, fraction, free_flag, not_negative, positive, whole
+from training_flags import FlagErrors, RunFlags, flag, fraction, free_flag, not_negative, path, positive, text, whole
 from training_run import Run, open_run, perplexity
 from training_step import backward, non_finite
 
@@ -38,9 +38,9 @@ class Config(RunFlags):
     """The flags of this program; the defaults are the small CPU recipe."""
 
     data: tuple[str, ...] | None = free_flag(
-        None, str, "UTF-8 text files, or one .npy or .bin file of token ids (default: ten plays)", many=True
+        None, path, "UTF-8 text files, or one .npy or .bin file of token ids (default: ten plays)", many=True
     )
-    tokenizer: str = flag("byte", str, "byte, char, bpe (learned from the text) or a tokenizer.json")
+    tokenizer: str = flag("byte", text, "byte, char, bpe (learned from the text) or a tokenizer.json")
     vocab_size: int | None = flag(None, whole(1), "tokens for bpe to learn (1024), or of a token file")
 
     block_size: int = flag(64, whole(1), "tokens the model sees at once")
@@ -66,13 +66,13 @@ class Config(RunFlags):
     eval_iters: int = free_flag(40, whole(0), "batches in an evaluation; 0: the whole validation text")
     overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
     sample_tokens: int = free_flag(300, whole(0), "tokens in a sample")
-    prompt: str | None = free_flag(None, str, "beginning of the samples (default: a new line)")
+    prompt: str | None = free_flag(None, text, "beginning of the samples (default: a new line)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lr_decay_iters = self.lr_decay_iters or self.max_iters or None  # kept when the run is continued
         if self.data is not None:
-            self.data = tuple(str(Path(path).resolve()) for path in self.data)
+            self.data = tuple(str(Path(file).resolve()) for file in self.data)
 
     def check(self) -> list[str]:
         """What is wrong with the flags together."""
@@ -92,11 +92,11 @@ class Config(RunFlags):
 def read_data(config: Config, run: Run) -> Corpus:
     """The corpus of the run; a continued run must find the one that it began with."""
     before = run.checkpoint.meta["corpus"] if run.checkpoint else {}
-    paths = [Path(path) for path in config.data or [lm_text.SHAKESPEARE]]
-    corpus = lm_text.read_corpus(paths, config.tokenizer, config.vocab_size, before.get("tokenizer"))
+    files = [Path(file) for file in config.data or [lm_text.SHAKESPEARE]]
+    corpus = lm_text.read_corpus(files, config.tokenizer, config.vocab_size, before.get("tokenizer"))
     lm_text.check_length(corpus, config.block_size)
     if before and before["fingerprint"] != corpus.fingerprint:
-        raise FlagErrors([f"--data: {', '.join(map(str, paths))} is not the text that the run began with"])
+        raise FlagErrors([f"--data: {', '.join(map(str, files))} is not the text that the run began with"])
     run.about["corpus"] = {"tokenizer": corpus.tokenizer.as_json(), "fingerprint": corpus.fingerprint}
     return corpus
 

@@ -57,7 +57,7 @@ def run_program(program: str, body: Callable[[], int]) -> int:
     except MemoryError as error:
         return _complain(program, f"out of memory: {error}. Hint: a smaller --batch-size or --block-size", 1)
     except OSError as error:
-        return _complain(program, f"{error.strerror or error}: {error.filename or 'writing'}", 1)
+        return _complain(program, f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
 
 
 def _complain(program: str, text: str, status: int) -> int:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import minigrad as mg
 
 Config = TypeVar("Config", bound="Flags")
-Kind = Callable[[str], Any]
 
 
 class FlagErrors(Exception):
@@ -30,58 +29,49 @@ class FlagErrors(Exception):
         self.problems = list(problems)
 
 
-# ---- kinds of values: each turns the text on a command line into a value, or says what it expected -------------------
+# ---- kinds of values -------------------------------------------------------------------------------------------------
 
 
-def refuse(expected: str, got: str) -> argparse.ArgumentTypeError:
-    """The error for a value that is not what its flag takes."""
-    return argparse.ArgumentTypeError(f"expected {expected}, got {got!r}")
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a flag takes: how the help shows it, what it must be in words, its conversion from text, and its check."""
+
+    metavar: str
+    expected: str = ""
+    convert: Callable[[str], Any] = str
+    legal: Callable[[Any], bool] = lambda value: True
+
+    def __call__(self, given: str) -> Any:
+        try:
+            value = self.convert(given)
+        except ValueError:
+            value = None
+        if value is None or not self.legal(value):
+            raise argparse.ArgumentTypeError(f"expected {self.expected}, got {given!r}")
+        return value
+
+
+text, path = Kind("TEXT"), Kind("PATH")
 
 
 def whole(least: int) -> Kind:
     """Whole numbers from ``least`` on."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise refuse(f"a whole number of at least {least}", text) from None
-        if value < least:
-            raise refuse(f"a whole number of at least {least}", text)
-        return value
-
-    return convert
+    return Kind("N", f"a whole number of at least {least}", int, lambda value: value >= least)
 
 
 def number(expected: str, legal: Callable[[float], bool]) -> Kind:
     """Finite numbers that are ``legal``, described by ``expected``."""
+    return Kind("X", expected, float, lambda value: math.isfinite(value) and legal(value))
 
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise refuse(expected, text) from None
-        if not (math.isfinite(value) and legal(value)):
-            raise refuse(expected, text)
-        return value
 
-    return convert
+def one_of(*names: str, role: str = "") -> Kind:
+    """One of ``names``; ``role`` says what they are."""
+    return Kind("{" + ",".join(names) + "}", " or ".join(names) + role, str, names.__contains__)
 
 
 positive = number("a number above 0", lambda x: x > 0)
 not_negative = number("a number of at least 0", lambda x: x >= 0)
 fraction = number("a number from 0 up to, but not including, 1", lambda x: 0 <= x < 1)
-
-
-def one_of(*names: str, role: str = "") -> Kind:
-    """One of ``names``; ``role`` says what they are."""
-
-    def convert(text: str) -> str:
-        if text not in names:
-            raise refuse(" or ".join(names) + role, text)
-        return text
-
-    return convert
 
 
 def flag(default: Any, kind: Kind | None, help: str, *, free: bool = False, many: bool = False) -> Any:
@@ -119,8 +109,8 @@ class Flags:
 class RunFlags(Flags):
     """How a run is conducted, whatever it trains."""
 
-    out_dir: str | None = free_flag(None, str, "folder of the run (default: a fresh runs/<date-time>)")
-    resume: str = free_flag("auto", str, "auto: go on with the run in --out-dir; never; a run or step folder")
+    out_dir: str | None = free_flag(None, path, "folder of the run (default: a fresh runs/<date-time>)")
+    resume: str = free_flag("auto", path, "auto: go on with the run in --out-dir; never; a run or step folder")
     overwrite: bool = free_flag(False, None, "begin anew in an --out-dir that holds a run, and drop that run")
     eval_only: bool = free_flag(False, None, "evaluate, update nothing, write nothing")
     dtype: str = flag("float32", one_of("float32", "float64", role=", the types it trains in"), "float32 or float64")
@@ -149,19 +139,20 @@ def build_parser(config_class: type, program: str, description: str) -> argparse
         program, description=description, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
     )
     for field in dataclasses.fields(config_class):
-        kind, text = field.metadata["kind"], field.metadata["help"].replace("%", "%%")
+        kind, help = field.metadata["kind"], field.metadata["help"].replace("%", "%%")
         if kind is None:
-            parser.add_argument(spelling(field.name), action="store_true", help=text)
+            parser.add_argument(spelling(field.name), action="store_true", help=help)
             continue
-        text += "" if field.default is None else f" (default: {field.default})"
-        metavar = {int: "N", float: "X"}.get(type(field.default), "VALUE")
+        help += "" if field.default is None else f" (default: {field.default})"
         nargs = "+" if field.metadata["many"] else None
-        parser.add_argument(spelling(field.name), type=kind, help=text, metavar=metavar, nargs=nargs)
+        parser.add_argument(spelling(field.name), type=kind, help=help, metavar=kind.metavar, nargs=nargs)
     return parser
 
 
-def parse(config_class: type, argv: Sequence[str] | None, program: str, description: str) -> dict[str, Any]:
-    """The flags given in ``argv``, by field name; FlagErrors with every mistake in it."""
+def parse(
+    config_class: type, argv: Sequence[str] | None, program: str, description: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The flags given in ``argv``, by field name, and what is wrong with the others, for ``complete``."""
     parser = build_parser(config_class, program, description)
     tokens = [_dashed(token) for token in (sys.argv[1:] if argv is None else argv)]
     problems: list[str] = []
@@ -179,9 +170,7 @@ def parse(config_class: type, argv: Sequence[str] | None, program: str, descript
         for before, token in zip(["", *unknown], unknown, strict=False)
         if token.startswith("-") or not before.startswith("--")  # the value of an unknown flag is no second mistake
     ]
-    if problems:
-        raise FlagErrors(problems)
-    return vars(found)
+    return vars(found), problems
 
 
 def _dashed(token: str) -> str:
@@ -205,21 +194,28 @@ def _unknown(token: str, names: Sequence[str]) -> str:
     return f"{token.partition('=')[0]}: no such flag" + (f"; did you mean {close[0]}?" if close else "; see --help")
 
 
-def complete(config_class: type[Config], given: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Config:
-    """The whole configuration: what was given, else what the continued run has, else the defaults.
+def complete(
+    config_class: type[Config],
+    given: Mapping[str, Any],
+    problems: Sequence[str] = (),
+    stored: Mapping[str, Any] | None = None,
+) -> Config:
+    """The whole configuration: what was given, else what the continued run has (``stored``), else the defaults.
 
-    Raises FlagErrors where ``given`` contradicts ``stored`` in a flag that a continued run must keep, and where flags
-    don't fit each other.
+    Raises FlagErrors with the ``problems`` so far and all others: where ``given`` contradicts ``stored`` in a flag that
+    a continued run must keep, and where flags don't fit each other.
     """
-    before = {f.name: (stored or {}).get(f.name, f.default) for f in dataclasses.fields(config_class)}
-    keep = [field.name for field in dataclasses.fields(config_class) if not field.metadata["free"]]
-    problems = [
-        f"{spelling(name)}: the run that is continued has {before[name]!r}, got {given[name]!r}"
-        for name in keep
-        if stored is not None and name in given and given[name] != before[name]
+    fields = dataclasses.fields(config_class)
+    before = {field.name: (stored or {}).get(field.name, field.default) for field in fields}
+    conflicts = [
+        f"{spelling(field.name)}: the run that is continued has {before[field.name]!r}, got {given[field.name]!r}"
+        for field in fields
+        if stored is not None
+        and not field.metadata["free"]
+        and given.get(field.name, before[field.name]) != before[field.name]
     ]
     config = config_class(**(before | dict(given)))
-    problems += config.check()
+    problems = [*problems, *conflicts, *config.check()]
     if problems:
         raise FlagErrors(problems)
     return config

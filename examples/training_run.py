@@ -60,13 +60,15 @@ def open_run(
     config_class: type[Config], argv: Sequence[str] | None, program: str, description: str
 ) -> tuple[Config, Run]:
     """Read the flags, find the checkpoint to continue from, if any, and check both; nothing is written yet."""
-    given = parse(config_class, argv, program, description)
+    given, problems = parse(config_class, argv, program, description)
     if given.get("device") == "auto":
         del given["device"]  # a continued run stays on the device it has
-    checkpoint = _checkpoint_to_continue(given)
-    if checkpoint and checkpoint.meta.get("program") != program:
-        raise FileFormatError(f"a run of {program}", f"{checkpoint.path} of {checkpoint.meta.get('program')}")
-    config = complete(config_class, given, checkpoint.meta["config"] if checkpoint else None)
+    checkpoint = None
+    try:
+        checkpoint = _checkpoint_to_continue(given, program)
+    except FileFormatError as error:
+        problems.append(f"--resume: expected {error.expected}, got {error.got}")
+    config = complete(config_class, given, problems, checkpoint.meta["config"] if checkpoint else None)
     run = Run(config, checkpoint)
     run.about["program"] = program
     if not config.eval_only:
@@ -74,13 +76,16 @@ def open_run(
     return config, run
 
 
-def _checkpoint_to_continue(given: Mapping[str, Any]) -> Checkpoint | None:
+def _checkpoint_to_continue(given: Mapping[str, Any], program: str) -> Checkpoint | None:
     resume, out = given.get("resume", "auto"), given.get("out_dir")
-    if resume not in ("auto", "never"):
-        return open_checkpoint(Path(resume))
-    if resume == "never" or given.get("overwrite") or out is None or not steps_in(Path(out)):
-        return None
-    return open_checkpoint(Path(out))
+    if resume in ("auto", "never"):
+        if resume == "never" or given.get("overwrite") or out is None or not steps_in(Path(out)):
+            return None
+        resume = out
+    checkpoint = open_checkpoint(Path(resume))
+    if checkpoint.meta.get("program") != program:
+        raise FileFormatError(f"a run of {program}", f"{checkpoint.path} of {checkpoint.meta.get('program')}")
+    return checkpoint
 
 
 def fresh_folder(parent: Path) -> Path:

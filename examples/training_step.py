@@ -30,14 +30,14 @@ def backward(loss_of: Callable[..., Any], micro_batches: Sequence[tuple[Any, ...
 def non_finite(what: str, model: Any, forward: Callable[[], Any]) -> NonFiniteError:
     """The error for a loss or a gradient (``what``) that is not finite; it names the first tensor at fault.
 
-    First in the order of the computation: the weights, the modules' outputs when ``forward`` runs once more, the
-    gradients.
+    First in the order of the computation: the weights, the modules' outputs when ``forward`` runs once more, and the
+    gradients, from the last parameter to the first.
     """
     parameters = list(model.named_parameters())
     culprit = (
         _first((f"weight {name}", parameter.data) for name, parameter in parameters)
         or _first((f"output of {name}", out.data) for name, out in _outputs(model, forward))
-        or _first((f"gradient of {name}", p.grad) for name, p in parameters if p.grad is not None)
+        or _first((f"gradient of {name}", p.grad) for name, p in reversed(parameters) if p.grad is not None)
         or "no output of a module"
     )
     hint = "a lower --learning-rate, or --detect-anomaly, which names the operation"

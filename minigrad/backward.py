@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import core
-from minigrad.backend import HALF, array_module, is_array
+from minigrad.backend import array_module, is_array, is_half
 from minigrad.core import Node, Primitive
 from minigrad.errors import DTypeError, GraphError, ShapeError
 from minigrad.recording import enable_grad, no_grad
@@ -23,7 +23,7 @@ def unbroadcast(g: Any, shape: tuple[int, ...]) -> Any:
     """Sum ``g`` over the axes along which an argument of ``shape`` was repeated; half precision sums in float32."""
     lead = g.ndim - len(shape)
     axes = (*range(lead), *(i + lead for i, n in enumerate(shape) if n == 1 and g.shape[i + lead] != 1))
-    if not isinstance(g, core.Tensor) and g.dtype.name in HALF:
+    if not isinstance(g, core.Tensor) and is_half(g.dtype):
         return g.sum(axis=axes, dtype=np.float32).astype(g.dtype).reshape(shape)
     return g.sum(axis=axes).reshape(shape)
 

@@ -18,6 +18,7 @@ from minigrad.backend import (
     complaint,
     device_of,
     is_array,
+    is_bfloat16,
     is_floating,
     to_device,
     to_numpy,
@@ -520,7 +521,7 @@ def as_array(data: Any, dtype: DType, device: str | None, copy: bool) -> Array:
             hint = "use minigrad.stack for a list of tensors"
             raise DTypeError("numbers, or nested lists of them of equal lengths", str(error), hint) from None
         copy = False
-    if data.dtype.kind not in "biuf" and data.dtype.name != "bfloat16":
+    if data.dtype.kind not in "biuf" and not is_bfloat16(data.dtype):
         raise DTypeError("booleans, integers or real numbers", f"dtype {data.dtype}", complaint(data.dtype.kind))
     if device is not None:
         moved = to_device(data, check_device(device))

@@ -22,7 +22,9 @@ def _torch(t: Any, ids: Any, weight: Any, padding_idx: int | None = None) -> Any
 _ids = np.array([[0, 2, 2], [3, 0, 2]])
 
 
-@fused(torch=_torch, numpy=False, samples=[sample(_ids, (4, 5)), sample(_ids, (4, 5), 1), sample(_ids[0, 0], (4, 5), -1)])
+@fused(
+    torch=_torch, numpy=False, samples=[sample(_ids, (4, 5)), sample(_ids, (4, 5), 1), sample(_ids[0, 0], (4, 5), -1)]
+)
 def embedding(ids: Array, weight: Array, padding_idx: int | None = None) -> Array:
     """Row ``weight[id]`` for each id; repeated ids add their gradients up.
 

@@ -57,9 +57,7 @@ def _forward(x: Any, weight: Any, bias: Any) -> tuple[Array, dict[str, Any]]:
 
 
 @linear.defbackward("x", "weight", "bias")
-def _backward(
-    g: Any, x: Any, weight: Any, bias_dtype: Any, needs: tuple[bool, bool, bool]
-) -> tuple[Any, Any, Any]:
+def _backward(g: Any, x: Any, weight: Any, bias_dtype: Any, needs: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
     """dx = g W, dW = gᵀ x, db = Σ g."""
     work = dtypes(g, x, weight)[1]
     rows, up = as_matrix(x, work), as_matrix(g, work)

@@ -58,7 +58,9 @@ def _check(x: Any, weight: Any, targets: Any) -> None:
     if np.ndim(weight) != 2 or np.ndim(x) == 0 or x.shape[-1] != weight.shape[1]:
         raise ShapeError("x (..., d) and weight (V, d)", f"{np.shape(x)} and {np.shape(weight)}")
     if targets.dtype.kind not in "iu":
-        raise DTypeError("class ids as targets", f"dtype {targets.dtype}", "use cross_entropy(linear(x, weight), targets)")
+        raise DTypeError(
+            "class ids as targets", f"dtype {targets.dtype}", "use cross_entropy(linear(x, weight), targets)"
+        )
 
 
 @linear_cross_entropy.defforward
@@ -77,7 +79,10 @@ def _forward(
     goal = Goal.of(shape, dtype, targets, ignore_index, label_smoothing, reduction)
     ready = needs if reduction != "none" else (False, False)  # the weights of single losses are not known yet
     losses, *gradients = _one_pass(x, weight, goal, np.full(len(goal.ids), goal.weight), ready)
-    return rounded(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "once": [gradients] if any(ready) else []}
+    return rounded(reduced(losses, goal, reduction), goal.dtype), {
+        "goal": goal,
+        "once": [gradients] if any(ready) else [],
+    }
 
 
 def _one_pass(

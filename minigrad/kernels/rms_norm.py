@@ -18,7 +18,11 @@ def _torch(t: Any, x: Any, normalized_shape: Any = None, weight: Any = None, eps
     return t.nn.functional.rms_norm(x, normalized_shape or x.shape[-1:], weight, eps)
 
 
-@fused(torch=_torch, numpy=False, samples=[sample((2, 3)), sample((2, 3, 4), [3, 4], (3, 4)), sample((3, 5), None, (5,), 0.1)])
+@fused(
+    torch=_torch,
+    numpy=False,
+    samples=[sample((2, 3)), sample((2, 3, 4), [3, 4], (3, 4)), sample((3, 5), None, (5,), 0.1)],
+)
 def rms_norm(x: Array, normalized_shape: Any = None, weight: Array | None = None, eps: float = 1e-5) -> Array:
     """Divide each row by its root mean square: ``y = x / √(mean(x²) + eps) · weight``.
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array
-from minigrad.core import sample
 from minigrad.fused import fused
 from minigrad.kernels.rows import dtypes, over_elements, rounded
 from minigrad.ops import sigmoid

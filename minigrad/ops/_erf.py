@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import HALF, Array, array_module
+from minigrad.backend import Array, array_module, is_half
 
 # erf(x) = x P(x²) / Q(x²): |x| < 1 to 2e-18, and |x| < 3.92 to 2e-8, beyond which erf rounds to 1 in float32.
 _NEAR = (
@@ -55,7 +55,7 @@ def erf(x: Array) -> Array:
     """
     xp = array_module(x)
     x = xp.asarray(x)
-    if x.dtype.name in HALF:
+    if is_half(x.dtype):
         return erf(x.astype(np.float32)).astype(x.dtype)
     with np.errstate(under="ignore"):  # squares of tiny numbers, and the tail far out
         if x.dtype == np.float32:

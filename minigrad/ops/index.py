@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import HALF, Array, array_module, is_array
+from minigrad.backend import Array, array_module, is_array, is_half
 from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
@@ -102,7 +102,7 @@ def add_at(g: Array, index: Any, shape: Any) -> Array:
         return out
     if is_array(index) and index.dtype.kind in "iu" and len(shape) > 0:
         return add_rows(shape, g.dtype, index, g)
-    wide = xp.zeros(shape, np.float32 if g.dtype.name in HALF else g.dtype)
+    wide = xp.zeros(shape, np.float32 if is_half(g.dtype) else g.dtype)
     xp.add.at(wide, index, g)
     return wide.astype(g.dtype, copy=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import HALF, Array, array_module
+from minigrad.backend import Array, array_module, is_half
 from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, ShapeError
@@ -43,7 +43,7 @@ def matmul(x: Array, y: Array) -> Array:
     """
     xp = array_module(x, y)
     x, y = xp.asarray(x), xp.asarray(y)
-    if xp is np and (x.dtype.name in HALF or y.dtype.name in HALF):
+    if xp is np and (is_half(x.dtype) or is_half(y.dtype)):
         narrow = np.result_type(x.dtype, y.dtype)
         with np.errstate(over="ignore"):
             wide = np.result_type(narrow, np.float32)
@@ -175,7 +175,7 @@ def einsum_explicit(operands: Sequence[Array], subscripts: str) -> Array:
     """``einsum`` with every subscript spelled out, an output, and no ellipsis."""
     xp = array_module(*operands)
     dtype = xp.result_type(*operands)
-    if dtype.name in HALF:
+    if is_half(dtype):
         wide = xp.einsum(subscripts, *[a.astype(np.float32) for a in operands], optimize=True)
         with np.errstate(over="ignore"):
             return wide.astype(dtype)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import HALF, Array, Axes, accumulator, array_module
+from minigrad.backend import Array, Axes, accumulator, array_module, is_half
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError
 from minigrad.ops.elementwise import absolute, astype, exp, isfinite, over, sign, where, zeros_like
@@ -70,7 +70,7 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     xp = array_module(x)
     x = xp.asarray(x)
     chosen = {} if where is None else {"where": where}
-    if x.dtype.name in HALF:
+    if is_half(x.dtype):
         return _narrow(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
     return xp.sum(x, axis=axis, keepdims=keepdims, **chosen)
 
@@ -248,7 +248,7 @@ def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     xp = array_module(x)
     x = xp.asarray(x)
     chosen = {} if where is None else {"where": where}
-    if x.dtype.name in HALF:
+    if is_half(x.dtype):
         return _narrow(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
     return xp.prod(x, axis=axis, keepdims=keepdims, **chosen)
 
@@ -279,7 +279,7 @@ prod.defvjp(_prod_rule)
 
 def _running(x: Array) -> Any:
     """The dtype of a running sum or product: float32 while it runs over half precision."""
-    return np.float32 if x.dtype.name in HALF else None
+    return np.float32 if is_half(x.dtype) else None
 
 
 @primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
@@ -292,7 +292,7 @@ def cumsum(x: Array, axis: int | None = None) -> Array:
     xp = array_module(x)
     x = xp.asarray(x)
     out = xp.cumsum(x, axis=axis, dtype=_running(x))
-    return _narrow(out, x.dtype) if x.dtype.name in HALF else out
+    return _narrow(out, x.dtype) if is_half(x.dtype) else out
 
 
 def _cumsum_rule(g: Array, x_shape: Any, axis: int | None) -> Array:
@@ -313,7 +313,7 @@ def cumprod(x: Array, axis: int | None = None) -> Array:
     xp = array_module(x)
     x = xp.asarray(x)
     out = xp.cumprod(x, axis=axis, dtype=_running(x))
-    return _narrow(out, x.dtype) if x.dtype.name in HALF else out
+    return _narrow(out, x.dtype) if is_half(x.dtype) else out
 
 
 @primitive(samples=[sample((2, 3), (2, 3))])

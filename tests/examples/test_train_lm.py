@@ -144,7 +144,7 @@ def test_a_signal_from_outside_saves_and_the_same_command_goes_on(
     ("flags", "named"),
     [
         ("--max-iters=-1 --beta1=1 --nonsense=3 --dtype=float16", ["--max-iters", "--beta1", "--dtype", "--nonsense"]),
-        ("--n-embd 18 --n-head 4", ["--n-embd"]),
+        ("--n-embd 18 --n-head 4 --seed x --resume nowhere", ["--seed", "--resume", "--n-embd"]),
         ("--n-head 4 --n-kv-head 3", ["--n-kv-head"]),
         ("--learning-rate 1e-5", ["--min-lr"]),
     ],
@@ -182,6 +182,9 @@ def test_a_loss_that_is_not_finite_names_step_and_tensor(
     assert re.search(r"at step \d+, got NaN or infinity, first in (weight|output of|gradient of) \w+", line)
     assert "--detect-anomaly" in line
     assert steps_in(tmp_path / "run") == [0]
+    assert train("run", f"{flags} --detect-anomaly --overwrite") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"from|of '\w+', into which finite numbers went at step \d+", line)
 
 
 @pytest.mark.parametrize("name", ["layers.0.ffn.w1.weight", "ln_final.weight"])

@@ -9,6 +9,8 @@ import torch
 import minigrad as mg
 from minigrad.parallel import blas_threads
 
+torch.set_num_threads(1)  # its workers would spin in wait, and take the core from ours
+
 DTYPES = [np.float64, np.float32]
 rng = np.random.default_rng
 

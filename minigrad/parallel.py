@@ -11,6 +11,7 @@ from this pool. At import they are told to sleep instead, see :func:`calm_openbl
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import math
 import os
@@ -100,7 +101,8 @@ class _Region:
         ends = [threading.Lock() for _ in range(helpers)]
         for end in ends:
             end.acquire()
-            _pool.submit(partial(self.help, end))
+            context = contextvars.copy_context()  # the caller's np.errstate holds in the workers too
+            _pool.submit(partial(context.run, self.help, end))
         self.work()
         for end in ends:
             end.acquire()

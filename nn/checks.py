@@ -29,6 +29,15 @@ def check_probability(p: Any) -> float:
     return float(p)
 
 
+def as_operand(x: Any) -> Any:
+    """Nested lists and numbers as an array; arrays and Tensors as they are.
+
+    >>> as_operand([1.0, 2.0])
+    array([1., 2.])
+    """
+    return x if hasattr(x, "dtype") else asarray(x).data
+
+
 def as_ids(ids: Any, device: str) -> Array:
     """Token ids (an array, a Tensor, nested lists) as an array on ``device``.
 

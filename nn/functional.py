@@ -23,7 +23,7 @@ from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rope import apply_rope
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.kernels.swiglu import silu, swiglu
-from nn.checks import check_probability
+from nn.checks import as_operand, check_probability
 from nn.losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
 
 __all__ = [
@@ -58,6 +58,7 @@ def relu(x: Any) -> Any:
     >>> print(relu(np.array([np.nan, -1.0, 2.0])))
     [nan  0.  2.]
     """
+    x = as_operand(x)
     return where(x <= 0, 0, x)
 
 
@@ -67,6 +68,7 @@ def glu(x: Any, axis: int = -1) -> Any:
     >>> print(glu(np.array([4.0, 0.0])))
     [2.]
     """
+    x = as_operand(x)
     if not -x.ndim <= axis < x.ndim or x.shape[axis] % 2:
         raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {x.shape}")
     a, b = split(x, 2, axis)
@@ -83,6 +85,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Any = None
     """
     if check_probability(p) == 0 or not training:
         return x
+    x = as_operand(x)
     array = getattr(x, "_data", x)
     kept = random.generator(generator).random(array.shape, np.float32) >= p
     factors = kept.astype(array.dtype)
@@ -117,4 +120,6 @@ def scaled_dot_product_attention(
      [3.8808]]
     """
     seed = int(random.generator().integers(2**63)) if dropout_p else 0
+    q, k, v = (as_operand(x) for x in (q, k, v))
+    attn_mask = None if attn_mask is None else as_operand(attn_mask)
     return attention(q, k, v, attn_mask, is_causal, scale=scale, dropout_p=dropout_p, seed=seed)

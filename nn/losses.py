@@ -13,6 +13,7 @@ import numpy as np
 from minigrad import Tensor, asarray, exp, log, softplus, take_along_axis, where
 from minigrad.backend import array_module
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from nn.checks import as_operand
 
 
 def _reduced(losses: Any, reduction: str) -> Any:
@@ -21,13 +22,15 @@ def _reduced(losses: Any, reduction: str) -> Any:
     return losses.sum() if reduction == "sum" else losses
 
 
-def _check(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()) -> None:
+def _checked(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()) -> tuple[Any, Any]:
+    input, target = as_operand(input), as_operand(target)
     legal = ("mean", "sum", "none", *more)
     if reduction not in legal:
         raise ArgumentError(f"a reduction of {legal}", repr(reduction))
     if np.shape(input) != np.shape(target):
         hint = "nothing is broadcast in a loss: (N,) against (N, 1) would give N² terms"
         raise ShapeError(f"a target of the input's shape {np.shape(input)}", f"shape {np.shape(target)}", hint)
+    return input, target
 
 
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
@@ -36,7 +39,7 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     >>> print(mse_loss(np.array([1.0, 3.0]), np.array([1.0, 1.0])))
     2.0
     """
-    _check(input, target, reduction)
+    input, target = _checked(input, target, reduction)
     difference = input - target
     return _reduced(difference * difference, reduction)
 
@@ -51,7 +54,7 @@ def binary_cross_entropy_with_logits(
     >>> print(binary_cross_entropy_with_logits(np.array([0.0]), np.array([1.0])).round(4))
     0.6931
     """
-    _check(input, target, reduction)
+    input, target = _checked(input, target, reduction)
     positive = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
     losses = (1 - target) * input + positive * softplus(-input)
     return _reduced(losses if weight is None else losses * weight, reduction)
@@ -66,7 +69,7 @@ def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = 
     >>> print(kl_div(np.log(np.array([0.5, 0.5])), np.array([1.0, 0.0]), reduction="sum").round(4))
     0.6931
     """
-    _check(input, target, reduction, ("batchmean",))
+    input, target = _checked(input, target, reduction, ("batchmean",))
     if log_target:
         losses = exp(target) * (target - input)
     else:
@@ -86,8 +89,8 @@ def nll_loss(log_probs: Any, targets: Any, ignore_index: int = -100, reduction: 
     >>> print(nll_loss(np.log(np.array([[0.25, 0.75]])), np.array([1])).round(4))
     0.2877
     """
-    targets = asarray(targets).data
-    _check(np.broadcast_to(0, log_probs.shape[:-1]), targets, reduction)
+    log_probs, targets = as_operand(log_probs), asarray(targets).data
+    _checked(np.broadcast_to(0, log_probs.shape[:-1]), targets, reduction)
     counted = targets != ignore_index
     ids = array_module(targets).where(counted, targets, 0)
     _check_classes(ids, log_probs.shape[-1])

@@ -142,6 +142,13 @@ def test_a_mask_is_no_fault_and_nothing_is_changed(make: Callable[[], Any]) -> N
     np.testing.assert_array_equal(watched.grad, x.grad)
 
 
+def test_infinite_constants_may_give_infinite_results_and_gradients() -> None:
+    x = leaf([1.0, 2.0])
+    with mg.detect_anomaly():
+        (x * np.array([np.inf, 1.0])).sum().backward()
+    assert x.grad.tolist() == [np.inf, 1.0]
+
+
 def test_nan_that_comes_in_is_told_as_such() -> None:
     weight = leaf([[np.nan, 1.0]], name="layers.3.ffn.w1.weight")
     with pytest.raises(NonFiniteError) as caught, mg.detect_anomaly():
@@ -254,3 +261,9 @@ def test_a_watched_graph_dies_by_reference_counting(instrument: Any, backward: b
             assert [r() for r in alive] == [None, None, None]
     finally:
         gc.enable()
+
+
+def test_kernels_on_the_pool_are_silent_too() -> None:
+    x = leaf(np.full((4096, 2048), 2e38), np.float32)
+    with pytest.raises(NonFiniteError, match="'swiglu'"), mg.detect_anomaly():
+        F.swiglu(x, x)

@@ -41,8 +41,8 @@ def cross_entropy(
 
     logits (..., V), classes on the last axis. targets are class ids of shape (...), of which those equal to
     ignore_index count for nothing, or floats of shape (..., V), the probabilities q themselves. label_smoothing ε
-    replaces q by (1 - ε) q + ε/V. reduction: the "mean" over the rows that count (0 if none does), the "sum", or "none".
-    A class outside of 0 … V-1 raises an IndexRangeError.
+    replaces q by (1 - ε) q + ε/V. reduction is the "mean" over the rows that count (0 if none does), "sum" or "none". A
+    class outside of 0 … V-1 raises an IndexRangeError.
 
     >>> print(cross_entropy(np.zeros((2, 4)), np.array([1, -100])).round(4))
     1.3863
@@ -63,7 +63,7 @@ def cross_entropy(
 
 
 class Goal(NamedTuple):
-    """The targets of a cross-entropy, checked: class ids of the rows, or probabilities, and how the rows are weighted."""
+    """The targets of a cross-entropy, checked, and how much each row weighs."""
 
     ids: Array  # (rows,); 0 where a row doesn't count
     counted: Array  # (rows,), whether a row counts
@@ -122,7 +122,7 @@ def _forward(
 
 
 def row_losses(x: Array, goal: Goal, tile: slice, q: Array | None, shift: Array, total: Array) -> Array:
-    """The loss of each row of a tile of logits ``x``, whose exponentials sum to ``total``: log total - (picked - shift)."""
+    """The losses of a tile of logits ``x``, whose exponentials sum to ``total``: log total - (picked - shift)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if q is None:
             picked, mass = x[np.arange(len(x)), goal.ids[tile]], x.dtype.type(1)

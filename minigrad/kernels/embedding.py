@@ -55,7 +55,7 @@ def _check(ids: Any, weight: Any, padding_idx: int | None) -> None:
 def check_range(ids: Any, size: int, what: str) -> None:
     """Refuse ids outside of [0, size), naming the first."""
     raw = getattr(ids, "_data", ids)
-    if raw.size and not (0 <= int(raw.min()) and int(raw.max()) < size):
+    if raw.size and (int(raw.min()) < 0 or int(raw.max()) >= size):
         wrong = raw[(raw < 0) | (raw >= size)].reshape(-1)[0]
         raise IndexRangeError(f"every {what} from 0 to {size - 1}, for {size} of them", f"{what} {int(wrong)}")
 

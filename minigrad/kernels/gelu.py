@@ -29,7 +29,7 @@ def _torch(t: Any, x: Any, approximate: str = "none") -> Any:
 def gelu(x: Array, approximate: str = "none") -> Array:
     """Gaussian error linear unit ``x Φ(x)``, Φ the distribution function of the standard normal.
 
-    approximate="none" is exact, ``Φ(x) = (1 + erf(x/√2)) / 2``; "tanh" takes ``(1 + tanh(√(2/π) (x + 0.044715 x³))) / 2``.
+    approximate="none" is exact, ``Φ(x) = (1 + erf(x/√2)) / 2``; "tanh" is ``(1 + tanh(√(2/π) (x + 0.044715 x³))) / 2``.
     Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016). Another name raises an ArgumentError.
 
     >>> print(gelu(np.array([-1e4, 0.0, 1.0])).round(4))

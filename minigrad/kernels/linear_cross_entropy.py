@@ -44,7 +44,7 @@ def linear_cross_entropy(
 ) -> Array:
     """``cross_entropy(linear(x, weight), targets)`` without ever holding all the logits.
 
-    x (..., d), weight (V, d), targets class ids of shape (...); the rest as in ``cross_entropy``. Class probabilities as
+    x (..., d), weight (V, d), targets class ids of shape (...); the rest as in ``cross_entropy``. Probabilities as
     targets raise a DTypeError: they are as large as the logits, which can then exist as well.
 
     >>> print(linear_cross_entropy(np.ones((2, 3)), np.zeros((4, 3)), np.array([1, 0])).round(4))

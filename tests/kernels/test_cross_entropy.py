@@ -147,7 +147,9 @@ def test_no_rows(reduction):
     value, (gx,) = derived(cross_entropy, [np.zeros((0, 3)), np.zeros(0, int), -100, 0.0, reduction])
     np.testing.assert_array_equal(value, np.zeros(0 if reduction == "none" else ()))
     assert gx.shape == (0, 3)
-    _, (gx, gw) = derived(linear_cross_entropy, [np.zeros((0, 4)), np.ones((3, 4)), np.zeros(0, int), -100, 0.0, reduction])
+    _, (gx, gw) = derived(
+        linear_cross_entropy, [np.zeros((0, 4)), np.ones((3, 4)), np.zeros(0, int), -100, 0.0, reduction]
+    )
     assert gx.shape == (0, 4)
     np.testing.assert_array_equal(gw, np.zeros((3, 4)))
 

@@ -30,7 +30,11 @@ def test_half_precision_multiplies_in_float32():
     """64 products of numbers in [0, 1): relative error at most that of one rounding to float16."""
     x, w = (np.random.default_rng(s).random((16, 64)).astype(np.float16) for s in (0, 1))
     value, grads = derived(linear, [x, w])
-    exact = [x.astype(float) @ w.T.astype(float), np.tile(w.sum(0, dtype=float), (16, 1)), np.tile(x.sum(0, dtype=float), (16, 1))]
+    exact = [
+        x.astype(float) @ w.T.astype(float),
+        np.tile(w.sum(0, dtype=float), (16, 1)),
+        np.tile(x.sum(0, dtype=float), (16, 1)),
+    ]
     for ours, theirs in zip([value, *grads], exact, strict=True):
         assert ours.dtype == np.float16
         np.testing.assert_allclose(ours, theirs, rtol=2**-10)

@@ -17,7 +17,8 @@ def twin(operation):
 
 @both
 @pytest.mark.parametrize(
-    ("shape", "axis"), [((7,), -1), ((5, 65), 1), ((5, 65), 0), ((3, 4, 9), 1), ((3000, 65), -1), ((3, 40000), -1), ((4, 2), -1)]
+    ("shape", "axis"),
+    [((7,), -1), ((5, 65), 1), ((5, 65), 0), ((3, 4, 9), 1), ((3000, 65), -1), ((3, 40000), -1), ((4, 2), -1)],
 )
 @pytest.mark.parametrize("scale", [1, 200])
 def test_is_torch(operation, shape, axis, scale):
@@ -27,7 +28,7 @@ def test_is_torch(operation, shape, axis, scale):
 
 @both
 def test_rows_of_minus_infinity(operation):
-    """A row in which nothing is allowed: softmax 0, its logarithm -∞, gradient 0; other rows are as if it weren't there."""
+    """A row in which nothing is allowed: softmax 0, its logarithm -∞, gradient 0; other rows don't notice."""
     x = np.array([[-INF, -INF], [-INF, 1.0], [0.0, 0.0]])
     with np.errstate(all="raise"):
         value, (gx,) = derived(operation, [x], np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))

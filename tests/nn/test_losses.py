@@ -114,6 +114,12 @@ def test_second_derivatives():
     assert mg.gradgradcheck(lambda x, t: F.kl_div(x, t), [LOG_Q, P])
 
 
+def test_lists_are_taken_as_arrays():
+    assert F.mse_loss([1.0, 3.0], [1, 1]) == 2
+    assert F.nll_loss([[-1.0, -2.0]], [1]) == 2
+    assert F.relu([-1.0, 2.0]).tolist() == [0, 2]
+
+
 def test_one_hot_is_that_of_torch():
     ids = np.array([[0, 2], [1, 0]])
     for count in (None, 5):

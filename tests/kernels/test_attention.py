@@ -1,0 +1,283 @@
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernels.kernel_checks import check, check_threads, derived, error, is_floating, random, rng, torch_derived
+
+import minigrad as mg
+from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.kernels import attention_tiles
+from minigrad.kernels.attention import attention
+from minigrad.kernels.attention_tiles import kept
+
+
+def twin(q, k, v, mask=None, is_causal=False, scale=None, window=None):
+    """The formula in torch, with the T × T weights."""
+    group = q.shape[-3] // k.shape[-3] if q.ndim > 2 and k.ndim > 2 and q.shape[-3] > 1 else 1
+    if group > 1:
+        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    i, j = np.indices(scores.shape[-2:])
+    seen = (np.abs(i - j) < (window or np.inf)) & ((j <= i) | (not is_causal))
+    seen = torch.from_numpy(seen).expand(scores.shape)
+    if mask is not None:
+        seen = seen & (mask if mask.dtype == torch.bool else mask > -np.inf)
+        scores = scores + (0 if mask.dtype == torch.bool else torch.where(mask > -np.inf, mask, 0))
+    some = seen.any(-1, keepdim=True)
+    weights = torch.where(seen | ~some, scores, -np.inf).softmax(-1) * some
+    return weights @ v
+
+
+SHAPES = [  # q, k, v
+    ((2, 3, 70, 4), (2, 3, 70, 4), (2, 3, 70, 4)),
+    ((5, 3), (7, 3), (7, 2)),
+    ((1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1)),
+    ((2, 1, 5), (2, 9, 5), (2, 9, 5)),  # one query
+    ((2, 4, 1, 3), (2, 2, 9, 3), (2, 2, 9, 3)),  # the same for grouped heads, as in decoding
+    ((3, 8, 65, 2), (3, 2, 129, 2), (3, 2, 129, 5)),  # groups of 4 heads
+    ((2, 6, 9, 3), (2, 1, 9, 3), (2, 1, 9, 3)),  # one head of keys for all
+    ((2, 1, 4, 5, 3), (3, 4, 6, 3), (4, 6, 3)),  # leading axes broadcast
+    ((1, 4, 20, 4), (2, 4, 20, 4), (4, 20, 4)),
+    ((4, 1, 20, 4), (4, 3, 20, 4), (4, 3, 20, 4)),  # one head of queries for all
+    ((1, 2, 600, 8), (1, 2, 600, 8), (1, 2, 600, 8)),  # several blocks of keys
+    ((2, 200, 3), (2, 40, 3), (2, 40, 3)),  # with a window, late queries see nothing
+]
+OPTIONS = [
+    {},
+    {"is_causal": True},
+    {"window": 1},
+    {"window": 5, "is_causal": True},
+    {"window": 70},
+    {"scale": 0.1},
+    {"scale": 40.0},  # the exponentials would overflow in float32, so the maximum is taken off
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_is_torch(shapes, options):
+    q, k, v = random(*shapes)
+    if "scale" in options:  # weights of a saturated softmax hang on the last digits of the scores
+        q, k = np.round(q * 8) / 8, np.round(k * 8) / 8
+    check(attention, twin, [q, k, v], length=shapes[1][-2], **options)
+
+
+def masks(name, lead, queries, keys):
+    generator = rng(3)
+    boolean = generator.random((queries, keys)) < 0.6
+    boolean[0] = False
+    added = generator.standard_normal((*lead, queries, keys))
+    return {
+        "boolean": boolean,
+        "padding": generator.random((lead[0], 1, 1, keys)) < 0.7,
+        "heads": generator.random((lead[1], 1, 1)) < 0.7,
+        "added": np.where(boolean, added, -np.inf),
+        "bias": added[0, :, :, :1],
+        "number": np.full((1,), 3.0),
+    }[name]
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": 7}], ids=str)
+@pytest.mark.parametrize("shapes", [SHAPES[0], SHAPES[5]], ids=str)
+@pytest.mark.parametrize("name", ["boolean", "padding", "heads", "added", "bias", "number"])
+def test_masks(name, shapes, options):
+    """Values and gradients, those of an added mask too, with rows that see nothing."""
+    mask = masks(name, shapes[0][:2], shapes[0][-2], shapes[1][-2])
+    check(attention, twin, [*random(*shapes), mask], length=shapes[1][-2], **options)
+
+
+size = st.integers(1, 13)
+
+
+@given(st.data())
+def test_borders_of_tiles(data):
+    """With tiles of a few numbers, small calls of every shape cross their borders."""
+    queries, keys, heads, group, d, batch = (data.draw(s) for s in (size, size, *[st.integers(1, 3)] * 4))
+    options = {"is_causal": data.draw(st.booleans()), "window": data.draw(st.none() | st.integers(1, 9))}
+    mask = [data.draw(st.none()) if data.draw(st.booleans()) else rng(0).random((heads * group, queries, keys)) < 0.5]
+    shapes = [(batch, heads * group, queries, d), (batch, heads, keys, d), (batch, heads, keys, d)]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, small in {"ROWS": 4, "KEYS": 3, "TILE": 40, "COPIES": 60}.items():
+            patch.setattr(attention_tiles, name, small)
+        check(attention, twin, [*random(*shapes), *mask], length=keys, **options)
+
+
+def test_a_masked_row_adds_nothing():
+    """The masked row gives 0 and no gradient, so weights shared with other rows keep theirs."""
+    q, k, v = np.array([[1.0], [1.0]]), np.array([[0.0], [0.0]]), np.array([[2.0], [4.0]])
+    mask = np.array([[False, False], [True, True]])
+    added = np.where(mask, 0.0, -np.inf)
+    for form in (mask, added):
+        value, grads = derived(attention, [q, k, v, form])
+        expected = [[[0], [0]], [[-0.5], [0.5]], [[0.5], [0.5]], [[0, 0], [-0.5, 0.5]]]
+        np.testing.assert_array_equal(value, [[0], [3]])
+        for ours, right in zip(grads, expected[: len(grads)], strict=True):
+            np.testing.assert_array_equal(ours, right)
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_large_and_small_values_survive(factor):
+    """Unnormalised sums stay in the range of float32, though its exponents are nearly used up by the values."""
+    q, k, v = (a.astype(np.float32) for a in random((1, 40, 4), (1, 40, 4), (1, 40, 4)))
+    args = [5 * q, 5 * k, (factor * v).astype(np.float32)]
+    value, grads = derived(attention, args, np.ones((1, 40, 4)) / factor)
+    expected, wanted = torch_derived(twin, args, np.ones((1, 40, 4)) / factor)
+    for ours, right, unit in zip([value, *grads], [expected, *wanted], [factor, 1, 1, 1 / factor], strict=True):
+        assert error(ours / unit, right / unit) < 1e-4
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_nan_and_infinity_are_not_hidden(special):
+    q, k, v = random((3, 2), (3, 2), (3, 2))
+    q[1, 0] = special
+    with np.errstate(invalid="ignore"):
+        value = attention(q, k, v)
+        expected = attention.definition(q, k, v)
+    assert np.isnan(value[1]).all()
+    np.testing.assert_allclose(value[[0, 2]], expected[[0, 2]], rtol=1e-12)
+
+
+def test_results_lie_in_memory_as_the_arguments():
+    """Heads that were transposed out of (batch, positions, heads, d) go back without a copy, in both directions."""
+    args = [a.transpose(0, 2, 1, 3) for a in random(*[(2, 30, 3, 4)] * 3)]
+    upstream = random((2, 30, 3, 4))[0].transpose(0, 2, 1, 3)
+    leaves = [mg.asarray(a) for a in args]
+    for leaf in leaves:
+        leaf.requires_grad = True
+    out = attention(*leaves, is_causal=True)
+    grads = mg.grad(out, leaves, mg.asarray(upstream))
+    expected, wanted = derived(attention, [a.copy() for a in args], upstream.copy(), is_causal=True)
+    for ours, theirs in zip([out, *grads], [expected, *wanted], strict=True):
+        np.testing.assert_allclose(ours.data, theirs, rtol=0, atol=1e-14)
+    assert out.data.transpose(0, 2, 1, 3).flags.c_contiguous
+
+
+@pytest.mark.parametrize("step", [-1, 2])
+def test_strided_arguments(step):
+    wide = random((2, 20, 8), (2, 20, 8), (2, 20, 8))
+    views = [a[:, ::step, ::step] for a in wide]
+    shape = attention(*views).shape
+    upstream = random((*shape[:-1], 2 * shape[-1]), seed=4)[0][..., ::2]
+    value, grads = derived(attention, [a.copy() for a in views], upstream)
+    leaves = [mg.asarray(a) for a in views]
+    for leaf in leaves:
+        leaf.requires_grad = True
+    out = attention(*leaves)
+    for ours, theirs in zip([out, *mg.grad(out, leaves, mg.asarray(upstream))], [value, *grads], strict=True):
+        np.testing.assert_allclose(ours.data, theirs, rtol=0, atol=1e-14)
+
+
+def test_half_precision():
+    """Computed in float32 and rounded once: 4096 equal weights of 1/4096 give the mean, though float16 can't sum them."""
+    q, k, v = (a.astype(np.float16) for a in random((2, 70, 8), (2, 70, 8), (2, 70, 8)))
+    upstream = random((2, 70, 8), seed=5)[0].astype(np.float16)
+    value, grads = derived(attention, [q, k, v], upstream, is_causal=True)
+    expected, wanted = torch_derived(twin, [q, k, v], upstream, is_causal=True)
+    for ours, theirs in zip([value, *grads], [expected, *wanted], strict=True):
+        assert ours.dtype == np.float16
+        assert error(ours, theirs) < 2e-3
+    flat = np.zeros((1, 1, 2), np.float16), np.zeros((1, 4096, 2), np.float16), np.ones((1, 4096, 2), np.float16)
+    np.testing.assert_array_equal(attention(*flat), np.ones((1, 1, 2)))
+
+
+@pytest.mark.parametrize("shapes", [((0, 2, 3, 4), (0, 2, 5, 4)), ((2, 2, 0, 4), (2, 2, 5, 4)), ((2, 3, 4), (2, 0, 4))])
+def test_empty(shapes):
+    q, k = random(*shapes)
+    value, grads = derived(attention, [q, k, k], is_causal=True)
+    assert value.shape == q.shape
+    for ours, shape in zip([value, *grads], [q.shape, q.shape, k.shape, k.shape], strict=True):
+        np.testing.assert_array_equal(ours, np.zeros(shape))
+
+
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": 30}], ids=str)
+@pytest.mark.parametrize("shapes", [SHAPES[0], SHAPES[1], SHAPES[5], SHAPES[10]], ids=str)
+def test_dropout_is_that_of_the_definition(shapes, options):
+    """In every tile the same weights are dropped as in the definition, forward and backward."""
+    for dtype, limit in ((np.float64, 1e-12), (np.float32, 1e-5)):
+        args = [a.astype(dtype) for a in random(*shapes)]
+        params = {"dropout_p": 0.3, "seed": 7, **options}
+        upstream = np.cos(np.arange(attention(*args).size)).reshape(attention(*args).shape)
+        ours, theirs = (derived(f, args, upstream, **params) for f in (attention, attention.definition))
+        for a, b in zip([ours[0], *ours[1]], [theirs[0], *theirs[1]], strict=True):
+            assert error(a, b) < limit
+
+
+def test_dropout_is_fair():
+    """Shares of rows, columns and of pairs of neighbours are those of independent draws, within five deviations."""
+    p, n = 0.3, 500
+    keep = kept(5, np.arange(n), slice(0, n), p)
+    sigma = np.sqrt(p * (1 - p) / n)
+    assert np.abs(keep.mean(0) - (1 - p)).max() < 5 * sigma
+    assert np.abs(keep.mean(1) - (1 - p)).max() < 5 * sigma
+    both = [keep[1:] & keep[:-1], keep[:, 1:] & keep[:, :-1], keep & kept(6, np.arange(n), slice(0, n), p)]
+    for pairs in both:
+        assert abs(pairs.mean() - (1 - p) ** 2) < 5 / n
+    np.testing.assert_array_equal(keep[100:103, 200:300], kept(5, np.arange(100, 103), slice(200, 300), p))
+
+
+def test_dropout_keeps_the_mean():
+    """With equal weights a row is the share of kept keys over 1 - p: its mean is 1; p = 1 leaves nothing."""
+    q, v = np.zeros((1000, 1)), np.ones((1000, 1))
+    rows = attention(q, q, v, dropout_p=0.25, seed=1)
+    assert abs(rows.mean() - 1) < 5 * np.sqrt(0.25 / 0.75 / 1e6)
+    np.testing.assert_array_equal(attention(q, q, v, dropout_p=1.0), np.zeros((1000, 1)))
+    assert (rows != attention(q, q, v, dropout_p=0.25, seed=2)).mean() > 0.9
+
+
+# ---- threads, memory, errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"dropout_p": 0.2}, {"window": 40}], ids=str)
+@pytest.mark.parametrize("shape", [(4, 8, 130, 16), (1, 3, 700, 8)])
+def test_threads(shape, options):
+    check_threads(attention, [a.astype(np.float32) for a in random(shape, shape, shape)], **options)
+
+
+def test_threads_with_a_mask_that_learns():
+    shape = (2, 4, 130, 16)
+    check_threads(attention, [a.astype(np.float32) for a in random(shape, shape, shape, (4, 130, 130))])
+
+
+def test_no_array_of_all_scores():
+    """64 MB of scores are never there at once: the peak stays below 16 MB, forward and backward."""
+    args = [a.astype(np.float32) for a in random(*[(1, 4096, 8)] * 3)]
+    derived(attention, [a[:, :10] for a in args])
+    tracemalloc.start()
+    derived(attention, args, np.ones((1, 4096, 8)), is_causal=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16e6
+
+
+ok = np.zeros((2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "options", "words"),
+    [
+        (ShapeError, [ok, np.zeros((2, 3, 5)), ok], {}, "k (2, 3, 5)"),
+        (ShapeError, [ok, ok, np.zeros((2, 4, 4))], {}, "v (2, 4, 4)"),
+        (ShapeError, [np.zeros(4), ok, ok], {}, "q (4,)"),
+        (ShapeError, [np.zeros((3, 3, 4)), ok, ok], {}, "multiple"),
+        (ShapeError, [ok, np.zeros((4, 3, 4)), np.zeros((4, 3, 4))], {}, "multiple"),
+        (ShapeError, [np.zeros((2, 2, 3, 4)), np.zeros((3, 2, 3, 4)), ok], {}, "broadcast"),
+        (ShapeError, [ok, ok, ok, np.ones((4, 3), bool)], {}, "(2, 3, 3)"),
+        (ShapeError, [ok, ok, ok, np.ones((5, 1, 3, 3), bool)], {}, "(5, 1, 3, 3)"),
+        (DTypeError, [ok, ok, ok.astype(int)], {}, "int64"),
+        (DTypeError, [ok, ok, ok, np.ones((3, 3), int)], {}, "True where attention is allowed"),
+        (ArgumentError, [ok, ok, ok], {"window": 0}, "window"),
+        (ArgumentError, [ok, ok, ok], {"dropout_p": 1.5}, "dropout_p"),
+    ],
+)
+@pytest.mark.parametrize("tensors", [False, True])
+def test_errors(kind, args, options, words, tensors):
+    args = [mg.Tensor(a, requires_grad=is_floating(a)) for a in args] if tensors else args
+    with pytest.raises(kind) as caught:
+        attention(*args, **options)
+    assert words in str(caught.value)

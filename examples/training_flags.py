@@ -74,15 +74,17 @@ not_negative = number("a number of at least 0", lambda x: x >= 0)
 fraction = number("a number from 0 up to, but not including, 1", lambda x: 0 <= x < 1)
 
 
-def flag(default: Any, kind: Kind | None, help: str, *, free: bool = False, many: bool = False) -> Any:
+def flag(default: Any, kind: Kind | None, help: str, *, kept: str = "fixed", many: bool = False) -> Any:
     """A dataclass field that is a command-line flag: ``kind`` converts and checks its value; None is a switch.
 
-    A run that is continued keeps the value, unless the flag is ``free``. A flag of ``many`` takes one value or more.
+    A run that is continued keeps the value. Of ``kept`` flags the "fixed" can't be given another, the "free" can, and
+    those of a "call" aren't kept: they count for one program. A flag of ``many`` takes one value or more.
     """
-    return dataclasses.field(default=default, metadata={"kind": kind, "help": help, "free": free, "many": many})
+    return dataclasses.field(default=default, metadata={"kind": kind, "help": help, "kept": kept, "many": many})
 
 
-free_flag = functools.partial(flag, free=True)
+free_flag = functools.partial(flag, kept="free")
+call_flag = functools.partial(flag, kept="call")
 
 
 # ---- the flags that programs share -----------------------------------------------------------------------------------
@@ -109,10 +111,10 @@ class Flags:
 class RunFlags(Flags):
     """How a run is conducted, whatever it trains."""
 
-    out_dir: str | None = free_flag(None, path, "folder of the run (default: a fresh runs/<date-time>)")
-    resume: str = free_flag("auto", path, "auto: go on with the run in --out-dir; never; a run or step folder")
-    overwrite: bool = free_flag(False, None, "begin anew in an --out-dir that holds a run, and drop that run")
-    eval_only: bool = free_flag(False, None, "evaluate, update nothing, write nothing")
+    out_dir: str | None = call_flag(None, path, "folder of the run (default: a fresh runs/<date-time>)")
+    resume: str = call_flag("auto", path, "auto: go on with the run in --out-dir; never; a run or step folder")
+    overwrite: bool = call_flag(False, None, "begin anew in an --out-dir that holds a run, and drop that run")
+    eval_only: bool = call_flag(False, None, "evaluate, update nothing, write nothing")
     dtype: str = flag("float32", one_of("float32", "float64", role=", the types it trains in"), "float32 or float64")
     seed: int = flag(1337, whole(0), "of the weights, the batches and the dropout")
     max_iters: int = free_flag(2000, whole(0), "updates of the weights")
@@ -121,8 +123,8 @@ class RunFlags(Flags):
     checkpoint_interval: int = free_flag(500, whole(0), "updates between checkpoints; 0: best and last only")
     keep_checkpoints: int = free_flag(2, whole(1), "last checkpoints to keep, beside the best")
     sample_every: int = free_flag(0, whole(0), "updates between samples; 0: at the end only")
-    detect_anomaly: bool = free_flag(False, None, "name the operation that makes the first NaN (slow)")
-    no_progress: bool = free_flag(False, None, "no progress bar, plain lines only")
+    detect_anomaly: bool = call_flag(False, None, "name the operation that makes the first NaN (slow)")
+    no_progress: bool = call_flag(False, None, "no progress bar, plain lines only")
 
 
 # ---- reading a command line ------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def _without(tokens: Sequence[str], name: str) -> list[str]:
 def _unknown(token: str, names: Sequence[str]) -> str:
     if not token.startswith("-"):
         return f"{token!r}: a value without a flag"
-    close = get_close_matches(token.partition("=")[0], names, 1)
+    close = get_close_matches(token.partition("=")[0], names, 1, cutoff=0.75)
     return f"{token.partition('=')[0]}: no such flag" + (f"; did you mean {close[0]}?" if close else "; see --help")
 
 
@@ -206,12 +208,15 @@ def complete(
     a continued run must keep, and where flags don't fit each other.
     """
     fields = dataclasses.fields(config_class)
-    before = {field.name: (stored or {}).get(field.name, field.default) for field in fields}
+    before = {field.name: field.default for field in fields}
+    if stored is not None:
+        kept = [field.name for field in fields if field.metadata["kept"] != "call"]
+        before |= {name: stored[name] for name in kept if name in stored}
     conflicts = [
         f"{spelling(field.name)}: the run that is continued has {before[field.name]!r}, got {given[field.name]!r}"
         for field in fields
         if stored is not None
-        and not field.metadata["free"]
+        and field.metadata["kept"] == "fixed"
         and given.get(field.name, before[field.name]) != before[field.name]
     ]
     config = config_class(**(before | dict(given)))

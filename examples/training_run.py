@@ -182,6 +182,9 @@ class Run:
                 except NonFiniteError as error:
                     expected = f"{error.expected} at step {self.step}"
                     raise NonFiniteError(expected, error.got, error.hint) from error
+                except OSError as error:
+                    error.filename = error.filename or str(self.folder)  # a full disk doesn't say where
+                    raise
 
     def _keep_past(self) -> None:
         """Make the folder say what was true at ``step``: no later lines, pointers that point."""

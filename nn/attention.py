@@ -139,11 +139,11 @@ def head_sizes(d_model: int, num_heads: int, num_kv_heads: int | None, head_dim:
 
 
 def _places(positions: Any, start: int, length: int) -> Any:
-    """Positions in the form that rope takes, with an axis for the heads; None for 0 … length-1."""
+    """Positions in the form that rope takes, with an axis for the heads; by default those after ``start``."""
     if positions is not None:
         positions = asarray(positions).data
         return positions if positions.ndim == 1 else positions[..., None, :]
-    return np.arange(start, start + length) if start else None
+    return range(start, start + length)
 
 
 def _after(start: int, q: Any, k: Any, mask: Any) -> Any:

@@ -103,7 +103,7 @@ class RotaryEmbedding(Module):
         if x.ndim < 2 or x.shape[-1] != self.d_k:
             raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}")
         device = device_of(asarray(x).data)
-        place = self._place(x.shape[-2], positions, device)
+        place = self._place(x.shape[-2], range(x.shape[-2]) if positions is None else positions, device)
         cos, sin = self.tables(accumulator(x.dtype), device)
         return F.apply_rope(x, cos[place], sin[place], self.layout)
 
@@ -115,20 +115,21 @@ class RotaryEmbedding(Module):
         return self._tables[key]
 
     def _place(self, length: int, positions: Any, device: str) -> Any:
-        """Which rows of the tables: a slice, or positions that were checked."""
-        if positions is None:
-            place, last = slice(0, length), length - 1
+        """Which rows of the tables: a slice for a range, else the positions as an array, checked."""
+        if isinstance(positions, range) and positions.step == 1:
+            place, count = slice(positions.start, positions.stop), len(positions)
+            first, last = positions.start, positions.stop - 1
         else:
             place = asarray(positions, device=device).data
             if place.dtype.kind not in "iu":
                 raise DTypeError("positions as integers", f"dtype {place.dtype}")
-            if place.shape[-1:] != (length,):
-                raise ShapeError(f"{length} positions on the last axis", f"shape {place.shape}")
-            if place.size and int(place.min()) < 0:
-                raise IndexRangeError("positions from 0", str(int(place.min())))
-            last = int(place.max()) if place.size else 0
-        if last >= self.max_seq_len:
-            raise IndexRangeError(f"positions below max_seq_len = {self.max_seq_len}", f"position {last}")
+            count = place.shape[-1] if place.ndim else 0
+            first, last = (int(place.min()), int(place.max())) if place.size else (0, 0)
+        if count != length:
+            raise ShapeError(f"{length} positions on the last axis", f"{count}")
+        if first < 0 or last >= self.max_seq_len:
+            got = f"position {first if first < 0 else last}"
+            raise IndexRangeError(f"positions from 0, below max_seq_len = {self.max_seq_len}", got)
         return place
 
     def extra_repr(self) -> str:

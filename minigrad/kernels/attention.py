@@ -37,7 +37,8 @@ from minigrad.kernels.attention_tiles import (
     sizes_of,
 )
 from minigrad.kernels.rows import rounded
-from minigrad.ops import astype, exp, logsumexp, matmul, repeat, swapaxes, where
+from minigrad.kernels.softmax import softmax
+from minigrad.ops import astype, matmul, repeat, swapaxes, where
 from minigrad.parallel import blas_threads, run, scratch
 
 SAFE = 1e15  # a total within 1/SAFE and SAFE has lost nothing to overflow or underflow, in float32 too
@@ -108,8 +109,7 @@ def attention(
     if left < math.inf or right < math.inf:
         i, j = (xp.arange(size) for size in sizes.scores[-2:])
         scores = where((i[:, None] - left <= j) & (j <= i[:, None] + right), scores, -math.inf)
-    total = logsumexp(scores, axis=-1, keepdims=True)
-    weights = exp(scores - where(total == -math.inf, 0, total))
+    weights = softmax(scores)
     if dropout_p:
         rows = xp.arange(math.prod(sizes.scores[:-1])).reshape(sizes.scores[:-1])
         weights = weights * (kept(seed, rows, slice(0, sizes.scores[-1]), dropout_p) * share_of(dropout_p))

@@ -56,7 +56,10 @@ def transpose(x: Array, axes: Any = None) -> Array:
 def _transpose_back(g: Array, axes: Any) -> Array:
     if axes is None:
         return transpose(g, None)
-    return transpose(g, tuple(int(i) for i in np.argsort([a % len(axes) for a in axes])))
+    inverse = [0] * len(axes)
+    for place, axis in enumerate(axes):
+        inverse[axis] = place
+    return transpose(g, tuple(inverse))
 
 
 @primitive(view=True, samples=[sample((3, 1), shape=(2, 3, 4)), sample((), shape=(2,))])

@@ -204,6 +204,16 @@ def test_going_back_needs_permission_or_another_folder(tmp_path: Path, capsys: p
     assert [line["step"] for line in metrics(out)] == [0, 1, 2, 3]
 
 
+def test_flags_of_one_call_do_not_stick_to_the_run(tmp_path: Path) -> None:
+    out, moved = tmp_path / "run", tmp_path / "moved"
+    assert Trainer()(f"--out-dir={out}", "--overwrite", "--max-iters=2", "--checkpoint-interval=1") == 0
+    assert Trainer()(f"--resume={out / 'step_00000001'}") == 2  # --overwrite was the other call's
+    out.rename(moved)
+    assert Trainer()(f"--resume={moved}", "--max-iters=3") == 0
+    assert steps_in(moved)[-1] == 3
+    assert not out.exists()
+
+
 def test_a_missing_checkpoint_and_a_folder_in_use(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Trainer()(f"--resume={out}") == 2
     assert "none at" in capsys.readouterr().err
@@ -262,14 +272,13 @@ def test_a_full_disk_is_one_line(
     out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "model.safetensors"))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     trainer = Trainer()
     trainer.during = lambda run: monkeypatch.setattr(training_run, "save_checkpoint", full)
     assert trainer(f"--out-dir={out}", "--max-iters=1") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "No space left on device" in line
-    assert "model.safetensors" in line
+    assert line == f"walk.py: {out}: No space left on device"
     assert open_checkpoint(out).step == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
         flush_to_disk(temporary)
         os.replace(temporary, path)
         flush_to_disk(path.parent)
+    except safetensors.SafetensorError as error:  # a full disk, say
+        raise OSError(errno.EIO, str(error), str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
 

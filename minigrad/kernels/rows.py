@@ -27,7 +27,7 @@ def dtypes(*arrays: Any) -> tuple[Any, Any]:
 
 
 def as_matrix(x: Any, dtype: Any, axes: int = 1) -> Array:
-    """``x`` as a contiguous matrix of ``dtype`` whose rows span the last ``axes`` axes; a copy only where it must be."""
+    """``x`` as a contiguous matrix of ``dtype`` whose rows span the last ``axes`` axes, copied only if need be."""
     x = np.ascontiguousarray(x, dtype)
     split = x.ndim - axes
     return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))

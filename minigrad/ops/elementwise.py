@@ -276,7 +276,7 @@ def softplus(x: Array) -> Array:
 
 @elementwise()
 def logaddexp(x: Array, y: Array) -> Array:
-    """``ln(e^x + e^y)`` of each pair; its gradient is (softmax of the pair) · g, and 0 where both are -∞.
+    """``ln(e^x + e^y)`` of each pair; its gradient is (softmax of the pair) · g, and 0 where both are infinite.
 
     >>> print(float(logaddexp(-np.inf, 2.0)))
     2.0
@@ -295,10 +295,10 @@ def erf(x: Array) -> Array:
 
 
 def _softmax_of_pair(x: Array, y: Array) -> Array:
-    """The share of x in a softmax over (x, y): sigmoid(x - y), and 0 where both are -∞."""
+    """The share of x in a softmax over (x, y): sigmoid(x - y), and 0 where both are the same infinity."""
     both_infinite = (x == y) & isinf(x)
     share = sigmoid(where(both_infinite, 0, x) - where(both_infinite, 0, y))
-    return where(both_infinite & (x < 0), 0, share)
+    return where(both_infinite, 0, share)
 
 
 # fmt: off

@@ -49,7 +49,9 @@ def check(args, dtypes=DTYPES, **options):
         ):
             unit = max(1e-3, *(np.abs(gradient).max() for gradient in wanted))
             assert error(value, expected) < limit
-            assert all(a.shape == b.shape and np.abs(a - b).max() < limit * unit for a, b in zip(grads, wanted, strict=True))
+            assert all(
+                a.shape == b.shape and np.abs(a - b).max() < limit * unit for a, b in zip(grads, wanted, strict=True)
+            )
 
 
 SHAPES = [  # q, k, v
@@ -192,7 +194,7 @@ def test_strided_arguments(step):
 
 
 def test_half_precision():
-    """Computed in float32 and rounded once: 4096 equal weights of 1/4096 give the mean, though float16 can't sum them."""
+    """Computed in float32 and rounded once: 4096 weights of 1/4096 sum to 1, where float16 would stop before."""
     q, k, v = (a.astype(np.float16) for a in random((2, 70, 8), (2, 70, 8), (2, 70, 8)))
     upstream = random((2, 70, 8), seed=5)[0].astype(np.float16)
     value, grads = derived(attention, [q, k, v], upstream, is_causal=True)

@@ -7,8 +7,8 @@ from minigrad.errors import ShapeError
 from minigrad.kernels.linear import linear
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 500)])
-@pytest.mark.parametrize(("d_in", "d_out"), [(1, 1), (65, 3), (130, 257)])
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 2000)])
+@pytest.mark.parametrize(("d_in", "d_out"), [(1, 1), (65, 3), (33, 257)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_is_torch(lead, d_in, d_out, biased):
     x, w, b = random((*lead, d_in), (d_out, d_in), (d_out,))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -231,8 +231,7 @@ def grad(
     >>> print(dx.item(), ddx.item())
     27.0 18.0
     """
-    outputs = [outputs] if isinstance(outputs, core.Tensor) else list(outputs)
-    inputs = [inputs] if isinstance(inputs, core.Tensor) else list(inputs)
+    outputs, inputs = _listed(outputs), _listed(inputs)
     single = grad_outputs is None or isinstance(grad_outputs, core.Tensor) or is_array(grad_outputs)
     given = [grad_outputs] * len(outputs) if single else list(grad_outputs)
     for i, tensor in enumerate(inputs):
@@ -248,6 +247,10 @@ def grad(
     if missing and not allow_unused:
         raise GraphError("outputs that depend on every input", f"no path to input {missing[0]}", "allow_unused=True")
     return tuple(None if edge not in work.found else _as_result(work.found[edge]) for edge in edges)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, core.Tensor) or not isinstance(value, Iterable) else list(value)
 
 
 def _as_result(g: Any) -> Any:

@@ -47,12 +47,12 @@ from minigrad.errors import (
     MiniGradError,
     ShapeError,
 )
+from minigrad.plan import Plan, Rule, legal_names, make_plan, residual_names
 from minigrad.recording import mode
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 Made = TypeVar("Made", bound="Operation[Any]")
-Rule = Callable[..., Any]
 
 REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
 observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
@@ -121,20 +121,6 @@ class Node:
         own = f"tensor {edge.name!r}, " if isinstance(edge, Tensor) and edge.name else ""
         names = list(self.primitive.position)
         return f"{own}argument {names[0 if self.primitive.sequence else position]!r}"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """For one set of arguments that need a gradient: what to keep, which rules to call, how to lift them to Tensors."""
-
-    wrt: tuple[int, ...]  # positions of the arguments, in the order in which ``calls`` yields their gradients
-    names: tuple[str, ...]  # of the residuals
-    fetch: tuple[Callable[[Any, Any, Any], Any], ...]  # (arguments, out, extras) -> residual, for each name
-    calls: tuple[tuple[Rule, tuple[int, ...], tuple[int, ...] | None], ...]  # rule, its residuals, picks of a joint one
-    watched: tuple[int, ...]  # positions of the arguments that are residuals
-    watches_out: bool
-    lifts: tuple[tuple[int, int], ...]  # (residual, index into wrt): which residuals are arguments with a gradient
-    needs: tuple[bool, ...] = ()  # for each argument with a rule
 
 
 # ---- 2. primitives --------------------------------------------------------------------------------------------------
@@ -270,8 +256,7 @@ class Primitive(Operation[P]):
         return declare
 
     def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool) -> None:
-        legal = {"out", "needs", *self.position}
-        legal |= {f"{name}_{fact}" for name in self.position for fact in _FACTS}
+        legal = legal_names(self.position)
         unknown = [name for name in residual_names(rule) if name not in legal]
         if (unknown and not self._extras_allowed()) or not set(names) <= set(self.position):
             raise CallError(f"rules of {self.name!r} that read {sorted(legal)}", f"{unknown or names}")
@@ -362,66 +347,15 @@ class Primitive(Operation[P]):
         ]
         return node
 
-    # -- plans: made once for each set of arguments that need a gradient --
-
     def _plan(self, wanted: tuple[int, ...], count: int) -> Plan | None:
         key = (wanted, count)
         if key not in self.plans:
-            self.plans[key] = self._make_plan(wanted, count)
+            self.plans[key] = make_plan(self, wanted, count)
         return self.plans[key]
 
-    def _make_plan(self, wanted: tuple[int, ...], count: int) -> Plan | None:
-        shift = count - 1 if self.sequence else 0  # a list stands expanded in front of the other arguments
-        names: list[str] = []
-        calls: list[Any] = []
-        wrt: list[int] = []
-        for positions, rule, joint in self.rules:
-            places = tuple(range(count)) if self.sequence else positions
-            picks = tuple(k for k, position in enumerate(places) if position in wanted)
-            if picks:
-                reads = residual_names(rule)
-                names += [name for name in reads if name not in names]
-                wrt += [places[k] for k in picks]
-                calls.append((rule, tuple(names.index(name) for name in reads), picks if joint else None))
-        if not wrt:
-            return None
-        names += [name for name in self._kept_besides() if name not in names]
-        covered = range(count) if self.sequence else [p for positions, _, _ in self.rules for p in positions]
-        needs = tuple(position in wanted for position in covered)
-        watched: list[int] = []
-        for name in names:
-            if name in self.position:
-                first = self.sequence and self.position[name] == 0
-                watched += range(count) if first else [self.position[name] + shift]
-        fetch = tuple(self._fetch(name, count, shift, needs) for name in names)
-        lifts = tuple(
-            (k, wrt.index(self.position[name]))
-            for k, name in enumerate(names)
-            if not self.sequence and self.position.get(name) in wrt
-        )
-        return Plan(tuple(wrt), tuple(names), fetch, tuple(calls), tuple(watched), "out" in names, lifts, needs)
-
-    def _kept_besides(self) -> tuple[str, ...]:
+    def kept_besides(self) -> tuple[str, ...]:
+        """Names that a node keeps even if no rule reads them."""
         return ()
-
-    def _fetch(self, name: str, count: int, shift: int, needs: tuple[bool, ...]) -> Callable[[Any, Any, Any], Any]:
-        """How the residual ``name`` is got from (arguments, result, extras of a kernel)."""
-        if name == "out":
-            return lambda raw, out, extras: out
-        if name == "needs":
-            return lambda raw, out, extras: needs
-        if name in self.position:
-            i = self.position[name]
-            if self.sequence and i == 0:
-                return lambda raw, out, extras: raw[:count]
-            return lambda raw, out, extras: raw[i + shift]
-        owner, _, fact = name.rpartition("_")
-        if fact in _FACTS and owner in self.position:
-            i, read = self.position[owner], _FACTS[fact]
-            if self.sequence and i == 0:
-                return lambda raw, out, extras: [read(array) for array in raw[:count]]
-            return lambda raw, out, extras: read(raw[i + shift])
-        return lambda raw, out, extras: extras[name]
 
     # -- the backward call --
 
@@ -454,18 +388,6 @@ class Primitive(Operation[P]):
 def _is_view(out: Any, x: Any) -> bool:
     """Whether ``out``, the result of a view operation on ``x``, shares its memory: a view's base is what owns that."""
     return out.base is not None and (out.base is x or out.base is x.base)
-
-
-def residual_names(rule: Rule) -> tuple[str, ...]:
-    """What a rule reads besides the incoming gradient: the names of its parameters after the first."""
-    return tuple(inspect.signature(rule).parameters)[1:]
-
-
-def _dtype_of(value: Any) -> Any:
-    return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-
-
-_FACTS: dict[str, Callable[[Any], Any]] = {"shape": np.shape, "dtype": _dtype_of, "device": device_of}
 
 
 def attach(result: Any, node: Node) -> Any:

@@ -16,9 +16,10 @@ import numpy as np
 from minigrad import ops, random
 from minigrad.backend import array_module, is_floating
 from minigrad.backward import Pass, grad, nodes_behind
-from minigrad.core import Node, Plan, attach, attach_several, connected, observers
+from minigrad.core import Node, attach, attach_several, connected, observers
 from minigrad.creation import asarray
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.plan import Plan
 from minigrad.recording import enable_grad, is_grad_enabled
 from minigrad.tensor import Tensor
 

@@ -12,7 +12,8 @@ import numpy as np
 from minigrad import core
 from minigrad.backend import array_module
 from minigrad.backward import grad
-from minigrad.core import Node, Plan, Primitive
+from minigrad.core import Node, Primitive
+from minigrad.plan import Plan
 from minigrad.recording import enable_grad
 
 P = ParamSpec("P")
@@ -49,7 +50,7 @@ class Fused(Primitive[P]):
     def _extras_allowed(self) -> bool:
         return True
 
-    def _kept_besides(self) -> tuple[str, ...]:
+    def kept_besides(self) -> tuple[str, ...]:
         return tuple(self.position)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["errors"],
     ["backend"],
-    ["parallel", "recording", "cuda"],
+    ["parallel", "recording", "cuda", "plan"],
     ["core"],
     ["backward"],
     ["fused"],

@@ -109,7 +109,8 @@ def test_5_second_derivative_of_powers_at_zero(p, first, second, kind):
 def test_far_out_nothing_overflows(fn, dtype):
     """±1e4 with every floating-point condition an error, forward, backward and, in float64, second derivative."""
     with np.errstate(all="raise"):
-        x = mg.Tensor(np.array([-1e4, -50, -1, 0, 1, 50, 1e4]), dtype=dtype, requires_grad=True)
+        far = [-1e4, -1, 0, 1, 1e4] if dtype == np.float16 else [-1e4, -50, -1, 0, 1, 50, 1e4]
+        x = mg.Tensor(far, dtype=dtype, requires_grad=True)
         fn(x).sum().backward()
         assert np.isfinite(x.grad).all()
         if dtype == np.float64:
@@ -132,7 +133,7 @@ ACCUMULATED = {
     "norm of order 3": (lambda x: x.norm(3), 16),
     "norm of order 1": (lambda x: x.norm(1), 4096),
     "logsumexp": (lambda x: x.logsumexp(), HALF(1 + math.log(4096))),
-    "std": (lambda x: (x * np.where(np.arange(4096) % 2, 100, 102)).std(), 1),
+    "std": (lambda x: (x * np.where(np.arange(4096) % 2, 400, 402).astype(HALF)).std(), 1),
     "trace": (lambda x: x.trace(), 2100),
     "put": (lambda x: mg.scatter_add(np.zeros(1, HALF), np.zeros(4096, int), x, 0).sum(), 4096),
     "gradient of a sum over rows": (

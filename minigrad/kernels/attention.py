@@ -250,7 +250,7 @@ def _upstream(g: Array, inverse: Array, out: Array) -> Array:
     """(ĝ, -D) with D = rowsum(ĝ ∘ out): its product with (v, 1)ᵀ is ĝ vᵀ - D."""
     up = scratch((*g.shape[:-1], g.shape[-1] + 1), inverse.dtype, "attention g")
     np.multiply(g, inverse[..., None], out=up[..., :-1])
-    np.negative(np.vecdot(up[..., :-1], out), out=up[..., -1])
+    np.multiply(np.vecdot(g, out, dtype=up.dtype), -inverse, out=up[..., -1])
     return up
 
 

@@ -37,14 +37,22 @@ class Sizes(NamedTuple):
 
 def sizes_of(q: Any, k: Any, v: Any, mask: Any) -> Sizes:
     """The sizes of a call, from arrays or Tensors; an error where they don't fit."""
-    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
-    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise ShapeError("q (..., heads, L, d), k (..., heads, S, d) and v (..., heads, S, d_v)", shapes)
     if not all(is_floating(x.dtype) for x in (q, k, v)):
         raise DTypeError("floating-point q, k and v", f"{q.dtype}, {k.dtype} and {v.dtype}")
-    heads_q, heads_k, heads_v = ((1, *x.shape)[-3] for x in (q, k, v))
+    sizes = _sizes(q.shape, k.shape, v.shape)
+    if mask is not None:
+        _check_mask(mask, sizes.scores)
+    return sizes
+
+
+@lru_cache(maxsize=256)
+def _sizes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Sizes:
+    shapes = f"q {q}, k {k}, v {v}"
+    if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
+        raise ShapeError("q (..., heads, L, d), k (..., heads, S, d) and v (..., heads, S, d_v)", shapes)
+    heads_q, heads_k, heads_v = ((1, *shape)[-3] for shape in (q, k, v))
     try:
-        lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+        lead = np.broadcast_shapes(q[:-3], k[:-3], v[:-3])
         (heads,) = np.broadcast_shapes((heads_k,), (heads_v,))
     except ValueError:
         raise ShapeError("leading axes that broadcast", shapes) from None
@@ -52,11 +60,8 @@ def sizes_of(q: Any, k: Any, v: Any, mask: Any) -> Sizes:
         hint = f"with {heads} heads of k and v, q has {heads}, {2 * heads}, {3 * heads} ... heads, or 1"
         raise ShapeError("heads of q that are a multiple of those of k and v", shapes, hint)
     group = 1 if heads_q == 1 else heads_q // max(heads, 1)
-    matrices = max(q.ndim, k.ndim, v.ndim) == 2  # no axis of heads at all
-    scores = (*(() if matrices else (*lead, heads * group)), q.shape[-2], k.shape[-2])
-    if mask is not None:
-        _check_mask(mask, scores)
-    return Sizes(lead, heads, group, scores)
+    matrices = max(len(q), len(k), len(v)) == 2  # no axis of heads at all
+    return Sizes(lead, heads, group, (*(() if matrices else (*lead, heads * group)), q[-2], k[-2]))
 
 
 def _check_mask(mask: Any, scores: tuple[int, ...]) -> None:
@@ -125,6 +130,13 @@ def _seen(i: slice, keys: int, left: float, right: float) -> tuple[int, int]:
     return int(max(0, i.start - left)), int(min(keys, i.stop + right))
 
 
+@lru_cache(maxsize=256)
+def _count(queries: int, keys: int, step: int, left: float, right: float) -> int:
+    """How many scores of a head are computed in tiles of ``step`` queries."""
+    seen = [_seen(slice(i, i + step), keys, left, right) for i in range(0, queries, step)]
+    return sum(max(0, stop - start) for start, stop in seen) * step
+
+
 def _hidden(i: slice, j: slice, left: float, right: float) -> Iterator[tuple[slice, Array]]:
     """The columns of a block in which a row looks beyond the band ``i - left <= j <= i + right``, and which rows."""
     rows = i.stop - i.start
@@ -191,10 +203,8 @@ class Job:
 
     def nanoseconds(self, products: int) -> float:
         """Estimated time on one core: of a score 2 ns, and d/32 more for each matrix product."""
-        tiles = [slice(i, i + self.step) for i in range(0, self.rows[3], self.step)]
-        seen = [_seen(i, self.k.shape[2], self.left, self.right) for i in tiles]
-        scores = sum(max(0, stop - start) for start, stop in seen) * self.step * math.prod(self.rows[:3])
-        return float(scores * (2 + products * self.q.shape[-1] / 32))
+        seen = _count(self.rows[3], self.k.shape[2], self.step, self.left, self.right)
+        return float(seen * math.prod(self.rows[:3]) * (2 + products * self.q.shape[-1] / 32))
 
     def scores(self, at: Place, block: Block, queries: Array, keys: Array) -> Array:
         """The scores (n, h, g·i, j) of a block, -inf where attention isn't allowed."""

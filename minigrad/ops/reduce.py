@@ -113,34 +113,44 @@ _ddof = [*_axes, sample((2, 3), axis=1, ddof=1)]
 
 @primitive(samples=_ddof)
 def var(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Array | None = None) -> Array:
-    """Variance ``Σ (x - mean)² / (n - ddof)`` over ``axis``, in two passes, so that a large offset costs no digits.
+    """Variance ``Σ (x - mean)² / (n - ddof)`` over ``axis``; a large offset of all x costs no digits.
 
     >>> print(float(var(np.array([1e8 + 1, 1e8 + 3]))))
     1.0
     """
+    return _narrow(_wide_var(x, axis, ddof, keepdims, where), _floating(x))
+
+
+def _floating(x: Array) -> Any:
+    """The dtype of a mean of ``x``: its own, float64 for integers."""
+    dtype = array_module(x).asarray(x).dtype
+    return dtype if dtype.kind not in "biu" else np.dtype(np.float64)
+
+
+def _wide_var(x: Array, axis: Axes, ddof: int, keepdims: bool, mask: Array | None) -> Array:
     xp = array_module(x)
-    x = xp.asarray(x)
-    floating = x.dtype if x.dtype.kind not in "biu" else np.dtype(np.float64)
-    wide = x.astype(accumulator(floating))
-    n = counted(x.shape, axis, where)
-    chosen = {} if where is None else {"where": where}
+    wide = xp.asarray(x).astype(accumulator(_floating(x)))
     with np.errstate(invalid="ignore", divide="ignore"):
-        centre = xp.sum(wide, axis=axis, keepdims=True, **chosen) / xp.asarray(n, dtype=wide.dtype)
-        off = wide - centre
-        total = xp.sum(off * off, axis=axis, keepdims=keepdims, **chosen)
-        n = n if isinstance(n, int) else n.reshape(total.shape)
-        return _narrow(xp.asarray(total / xp.maximum(xp.asarray(n - ddof, dtype=wide.dtype), 0)), floating)
+        off = _centred(wide, axis, mask)
+        total = xp.asarray(xp.sum(off * off, axis=axis, keepdims=keepdims))
+        n = xp.asarray(counted(wide.shape, axis, mask), dtype=wide.dtype)
+        return xp.asarray(total / xp.maximum(n.reshape(total.shape if n.ndim else ()) - ddof, 0))
+
+
+def _centred(x: Array, axis: Axes, mask: Array | None) -> Array:
+    """``x - mean``, 0 where masked out; centred twice, since the mean of numbers with a large offset is rounded."""
+    off = x - mean(x, axis, True, mask)
+    return _kept(off - mean(off, axis, True, mask), mask)
 
 
 def _off_centre(x: Array, axis: Axes, ddof: int, mask: Array | None) -> Array:
     """``(x - mean) / (n - ddof)``, 0 where nothing can vary."""
-    wide = x.astype(accumulator(x.dtype))
+    off = _centred(x.astype(accumulator(x.dtype)), axis, mask)
     n = counted(x.shape, axis, mask)
-    off = _kept(wide - mean(wide, axis, True, mask), mask)
     if isinstance(n, int):
         return off / (n - ddof) if n > ddof else off * math.nan
     xp = array_module(n)
-    return off / xp.where(n > ddof, n - ddof, math.nan).astype(wide.dtype)
+    return off / xp.where(n > ddof, n - ddof, math.nan).astype(off.dtype)
 
 
 var.defvjp(
@@ -157,7 +167,7 @@ def std(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, wher
     >>> print(float(std(np.array([1.0, 3.0]))))
     1.0
     """
-    return array_module(x).sqrt(var(x, axis, ddof, keepdims, where))
+    return _narrow(array_module(x).sqrt(_wide_var(x, axis, ddof, keepdims, where)), _floating(x))
 
 
 std.defvjp(

@@ -163,7 +163,7 @@ def moveaxis(x: Array, source: Any, destination: Any) -> Array:
 
 def normal_axis(axis: Any, ndim: int) -> int:
     """``axis`` counted from the front, checked."""
-    axis = operator.index(axis)
+    axis = int(operator.index(axis))
     if not -ndim <= axis < ndim:
         raise AxisError(f"an axis from {-ndim} to {ndim - 1}", str(axis), f"the array has {ndim} axes")
     return axis % ndim
@@ -241,7 +241,8 @@ def split(x: Array, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     if np.ndim(indices_or_sections) == 0 and indices_or_sections > 0 and n % indices_or_sections:
         hint = "array_split allows unequal pieces"
         raise ShapeError(f"a length that divides into {indices_or_sections} equal pieces", f"{n}", hint)
-    return array_split(x, indices_or_sections, axis)
+    pieces: list[Array] = array_split(x, indices_or_sections, axis)
+    return pieces
 
 
 @composite(samples=[sample((2, 5), indices_or_sections=3, axis=1), sample((5, 2), indices_or_sections=[1, 3])])

@@ -163,10 +163,10 @@ def moveaxis(x: Array, source: Any, destination: Any) -> Array:
 
 def normal_axis(axis: Any, ndim: int) -> int:
     """``axis`` counted from the front, checked."""
-    axis = int(operator.index(axis))
-    if not -ndim <= axis < ndim:
-        raise AxisError(f"an axis from {-ndim} to {ndim - 1}", str(axis), f"the array has {ndim} axes")
-    return axis % ndim
+    place: int = operator.index(axis)
+    if not -ndim <= place < ndim:
+        raise AxisError(f"an axis from {-ndim} to {ndim - 1}", str(place), f"the array has {ndim} axes")
+    return place % ndim
 
 
 @composite(

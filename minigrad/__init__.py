@@ -22,7 +22,9 @@ from minigrad.memory import memory_summary, track_memory
 from minigrad.ops.elementwise import *
 from minigrad.ops.index import *
 from minigrad.ops.linalg import *
+from minigrad.ops.piecewise import *
 from minigrad.ops.reduce import *
+from minigrad.ops.running import *
 from minigrad.ops.shape import *
 from minigrad.parallel import get_num_threads, set_num_threads
 from minigrad.profiling import profile
@@ -47,5 +49,7 @@ __all__ = [
 __all__ += ops.elementwise.__all__
 __all__ += ops.index.__all__
 __all__ += ops.linalg.__all__
+__all__ += ops.piecewise.__all__
 __all__ += ops.reduce.__all__
+__all__ += ops.running.__all__
 __all__ += ops.shape.__all__

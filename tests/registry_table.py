@@ -20,8 +20,8 @@ def counts() -> dict[str, Counter]:
         return len(generated.emptied(generated.opened(case.inputs()[0])[0]))
 
     return {
-        "numpy": per_operation(generated.CASES),
-        "torch": per_operation(generated.CASES),
+        "numpy": per_operation(generated.IN_NUMPY),
+        "torch": per_operation(generated.IN_TORCH),
         "order 1": per_operation(generated.FINITE),
         "order 2": per_operation(generated.FINITE),
         "float16": per_operation(generated.DIFFERENTIABLE),

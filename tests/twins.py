@@ -14,8 +14,11 @@ import numpy as np
 from minigrad.core import Operation
 
 
-def twin(operation: Operation[Any], module: Any) -> Callable[..., Any]:
-    """The function of ``module``, NumPy or torch, that does what ``operation`` does."""
+def twin(operation: Operation[Any], module: Any) -> Callable[..., Any] | None:
+    """What does the same as ``operation`` in ``module``, NumPy or torch; None where it says that nothing does.
+
+    In place of NumPy's, a fused operation has its definition.
+    """
     library = module.__name__
     own = {"numpy": NUMPY, "torch": TORCH}[library].get(operation.name)
     declared = own or getattr(operation, library)
@@ -23,7 +26,7 @@ def twin(operation: Operation[Any], module: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: declared(module, *args, **kwargs)
     if library == "numpy" and not declared and hasattr(operation, "definition"):
         return operation.definition
-    return attrgetter(declared or operation.name)(module)
+    return None if declared is False else attrgetter(declared or operation.name)(module)
 
 
 # ---- NumPy ----------------------------------------------------------------------------------------------------------

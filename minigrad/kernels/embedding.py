@@ -8,9 +8,8 @@ import numpy as np
 
 from minigrad.backend import Array
 from minigrad.core import sample
-from minigrad.errors import IndexRangeError, ShapeError
+from minigrad.errors import DTypeError, IndexRangeError, ShapeError
 from minigrad.fused import fused
-from minigrad.kernels.rows import check_integers
 from minigrad.ops import stop_gradient, take, where
 from minigrad.ops._rows import add_rows
 
@@ -44,7 +43,8 @@ def embedding(ids: Array, weight: Array, padding_idx: int | None = None) -> Arra
 
 
 def _check(ids: Any, weight: Any, padding_idx: int | None) -> None:
-    check_integers(ids, "ids")
+    if ids.dtype.kind not in "iu":
+        raise DTypeError("ids as integers", f"dtype {ids.dtype}", "convert with .astype('int64')")
     if weight.ndim != 2:
         raise ShapeError("a weight of shape (V, d)", f"shape {weight.shape}")
     check_range(ids, len(weight), "id")

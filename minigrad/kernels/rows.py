@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator
-from minigrad.errors import DTypeError, ShapeError
+from minigrad.errors import ShapeError
 from minigrad.parallel import blas_threads, for_rows
 
 TILE_SHARE = 1 / 4  # of their bytes that tiles are counted with: four times the usual tile is 10 to 25 % faster here
@@ -101,9 +101,3 @@ def normalized(x: Any, normalized_shape: Any, **parameters: Any) -> tuple[int, .
         if p.shape != shape:
             raise ShapeError(f"a {name} of the normalized shape {shape}", f"{name} of shape {p.shape}")
     return shape
-
-
-def check_integers(ids: Any, what: str) -> None:
-    """Refuse indices that are not integers."""
-    if ids.dtype.kind not in "iu":
-        raise DTypeError(f"{what} as integers", f"dtype {ids.dtype}", "convert with .astype('int64')")

@@ -1,10 +1,12 @@
 """The operations: tables of functions on arrays, each followed by its derivatives."""
 
 from minigrad.ops.elementwise import *
-from minigrad.ops.elementwise import transfer as transfer
-from minigrad.ops.elementwise import zeros_like as zeros_like
 from minigrad.ops.index import *
 from minigrad.ops.index import plain_index as plain_index
 from minigrad.ops.linalg import *
+from minigrad.ops.piecewise import *
+from minigrad.ops.piecewise import transfer as transfer
+from minigrad.ops.piecewise import zeros_like as zeros_like
 from minigrad.ops.reduce import *
+from minigrad.ops.running import *
 from minigrad.ops.shape import *

@@ -1,4 +1,4 @@
-"""Elementwise functions and their derivatives: the page of the calculus book.
+"""Smooth functions of each element and their derivatives: the page of the calculus book.
 
 A rule reads the incoming gradient ``g``, arguments by name, and the result as ``out``; broadcasting is undone for it.
 At kinks the rules follow ``docs/kinks.md``.
@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, to_device
-from minigrad.core import composite, elementwise, primitive, sample
+from minigrad.backend import Array, array_module
+from minigrad.core import composite, elementwise, sample
 from minigrad.ops._erf import erf as _erf
+from minigrad.ops.piecewise import isinf, where, zeros_like
 
 # fmt: off
 __all__ = [
-    "absolute", "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "astype", "ceil",
-    "clip", "cos", "cosh", "divide", "erf", "exp", "exp2", "expm1", "floor", "fmax", "fmin", "fmod", "hypot",
-    "isfinite", "isinf", "isnan", "lerp", "log", "log1p", "log2", "log10", "logaddexp", "masked_fill", "maximum",
-    "minimum", "multiply", "nan_to_num", "negative", "power", "reciprocal", "remainder", "round", "sigmoid", "sign",
-    "sin", "sinh", "softplus", "sqrt", "square", "stop_gradient", "subtract", "tan", "tanh", "trunc", "where",
+    "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "cos", "cosh", "divide", "erf",
+    "exp", "exp2", "expm1", "hypot", "lerp", "log", "log1p", "log2", "log10", "logaddexp", "multiply", "negative",
+    "power", "reciprocal", "sigmoid", "sin", "sinh", "softplus", "sqrt", "square", "subtract", "tan", "tanh",
 ]
 # fmt: on
 
@@ -118,40 +117,10 @@ def sqrt(x: Array) -> Array:
     return array_module(x).sqrt(x)
 
 
-@elementwise(kinks=(0,))
-def absolute(x: Array) -> Array:
-    """``|x|`` of each element; its derivative at 0 is 0.
-
-    >>> print(absolute(np.array([-2.0, 3.0])))
-    [2. 3.]
-    """
-    return array_module(x).abs(x)
-
-
-@elementwise(kinks=(0,))
-def sign(x: Array) -> Array:
-    """-1, 0 or 1 by the sign of each element; its derivative is 0 everywhere.
-
-    >>> print(sign(np.array([-2.0, 0.0, 3.0])))
-    [-1.  0.  1.]
-    """
-    return array_module(x).sign(x)
-
-
-def zeros_like(x: Array) -> Array:
-    """Zeros in the shape of ``x``, as a constant: the derivative of what is flat."""
-    raw = getattr(x, "_data", x)
-    return array_module(raw).zeros_like(raw)
-
-
-def _flat(g: Array) -> Array:
-    return zeros_like(g)
-
-
 def _power_base(g: Array, x: Array, y: Array) -> Array:
     """y x^(y-1), and 0 where y is 0."""
     if isinstance(y, int | float):
-        return _flat(g) if y == 0 else g * (y * x ** (y - 1))
+        return zeros_like(g) if y == 0 else g * (y * x ** (y - 1))
     flat = y == 0
     return where(flat, 0, g * y * x ** where(flat, 1, y - 1))
 
@@ -172,9 +141,18 @@ negative  .defvjp(lambda g: -g)
 reciprocal.defvjp(lambda g, out: -g * out * out)
 square    .defvjp(lambda g, x: g * (2 * x))
 sqrt      .defvjp(lambda g, out: g / (2 * out))
-absolute  .defvjp(lambda g, x: g * sign(x))
-sign      .defvjp(_flat)
 # fmt: on
+
+
+@composite(samples=[sample((2, 3), (2, 3), 0.3), sample((2, 3), (3,), (2, 1))])
+def lerp(start: Array, end: Array, weight: Any) -> Array:
+    """``start + weight · (end - start)``.
+
+    >>> print(float(lerp(1.0, 3.0, 0.5)))
+    2.0
+    """
+    return add(start, multiply(weight, subtract(end, start)))
+
 
 # ---- exponentials and logarithms ------------------------------------------------------------------------------------
 
@@ -498,280 +476,3 @@ arccosh.defvjp(lambda g, x: g / sqrt(x * x - 1))
 arctanh.defvjp(lambda g, x: g / (1 - x * x))
 hypot  .defvjp(lambda g, x, out: over(g * x, out), lambda g, y, out: over(g * y, out))
 # fmt: on
-
-# ---- tests of elements: boolean results, no derivative --------------------------------------------------------------
-
-
-@elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
-def isnan(x: Array) -> Array:
-    """Whether each element is NaN.
-
-    >>> print(isnan(np.array([np.nan, 1.0])))
-    [ True False]
-    """
-    return array_module(x).isnan(x)
-
-
-@elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
-def isinf(x: Array) -> Array:
-    """Whether each element is +∞ or -∞.
-
-    >>> print(isinf(np.array([np.inf, 1.0])))
-    [ True False]
-    """
-    return array_module(x).isinf(x)
-
-
-@elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
-def isfinite(x: Array) -> Array:
-    """Whether each element is neither NaN nor infinite.
-
-    >>> print(isfinite(np.array([np.inf, 1.0])))
-    [False  True]
-    """
-    return array_module(x).isfinite(x)
-
-
-# ---- choosing -------------------------------------------------------------------------------------------------------
-
-
-@elementwise(samples=[sample(np.array([[True, False, True]]), (2, 3), (2, 1))])
-def where(condition: Array, x: Array, y: Array) -> Array:
-    """``x`` where the condition holds, else ``y``; the one not taken receives a gradient of exactly 0.
-
-    >>> print(where(np.array([True, False]), 1.0, 2.0))
-    [1. 2.]
-    """
-    return array_module(condition, x, y).where(condition, x, y)
-
-
-@elementwise()
-def maximum(x: Array, y: Array) -> Array:
-    """The larger of each pair, NaN if one is; at a tie each receives half of the gradient.
-
-    >>> print(maximum(np.array([1.0, 3.0]), 2.0))
-    [2. 3.]
-    """
-    return array_module(x, y).maximum(x, y)
-
-
-@elementwise()
-def minimum(x: Array, y: Array) -> Array:
-    """The smaller of each pair, NaN if one is; at a tie each receives half of the gradient.
-
-    >>> print(minimum(np.array([1.0, 3.0]), 2.0))
-    [1. 2.]
-    """
-    return array_module(x, y).minimum(x, y)
-
-
-@elementwise()
-def fmax(x: Array, y: Array) -> Array:
-    """The larger of each pair, the number if the other is NaN; at a tie each receives half of the gradient.
-
-    >>> print(float(fmax(np.nan, 2.0)))
-    2.0
-    """
-    return array_module(x, y).fmax(x, y)
-
-
-@elementwise()
-def fmin(x: Array, y: Array) -> Array:
-    """The smaller of each pair, the number if the other is NaN; at a tie each receives half of the gradient.
-
-    >>> print(float(fmin(np.nan, 2.0)))
-    2.0
-    """
-    return array_module(x, y).fmin(x, y)
-
-
-def _half_at_ties(g: Array, x: Array, y: Array, lost: Array) -> Array:
-    """g, halved where x equals y, and 0 where x lost."""
-    return where(x == y, g * 0.5, where(lost, 0, g))
-
-
-where.defvjp(None, lambda g, condition: where(condition, g, 0), lambda g, condition: where(condition, 0, g))
-maximum.defvjp(lambda g, x, y: _half_at_ties(g, x, y, x < y), lambda g, x, y: _half_at_ties(g, x, y, y < x))
-minimum.defvjp(lambda g, x, y: _half_at_ties(g, x, y, x > y), lambda g, x, y: _half_at_ties(g, x, y, y > x))
-fmax.defvjp(
-    lambda g, x, y: _half_at_ties(g, x, y, (x < y) | isnan(x) & ~isnan(y)),
-    lambda g, x, y: _half_at_ties(g, x, y, (y < x) | isnan(y)),
-)
-fmin.defvjp(
-    lambda g, x, y: _half_at_ties(g, x, y, (x > y) | isnan(x) & ~isnan(y)),
-    lambda g, x, y: _half_at_ties(g, x, y, (y > x) | isnan(y)),
-)
-
-
-@primitive(kinks=(-1, 1), samples=[sample((3, 4), min=-1, max=1), sample((3, 4), min=None, max=1)])
-def clip_to_numbers(x: Array, min: Any, max: Any) -> Array:
-    """``clip`` between numbers: the whole gradient passes inside and at the bounds, 0 outside."""
-    return array_module(x).clip(x, min, max)
-
-
-def _inside(g: Array, x: Array, min: Any, max: Any) -> Array:
-    low = x >= (-math.inf if min is None else min)
-    return where(low & (x <= (math.inf if max is None else max)), g, 0)
-
-
-clip_to_numbers.defvjp(_inside)
-
-
-@composite(
-    samples=[sample((3, 4), min=-1, max=1), sample((3, 4), min=0.5), sample((4,), (3, 4), (4,))], kinks=(-1, 0.5, 1)
-)
-def clip(x: Array, min: Any = None, max: Any = None) -> Array:
-    """Each element moved into [min, max].
-
-    At bounds that are numbers the whole gradient passes; bounds that are arrays or Tensors share it at a tie, as
-    ``minimum(maximum(x, min), max)``. NaN stays NaN.
-
-    >>> print(clip(np.array([-2.0, 0.5, 2.0]), -1, 1))
-    [-1.   0.5  1. ]
-    """
-    if all(bound is None or isinstance(bound, int | float | np.number) for bound in (min, max)):
-        return clip_to_numbers(x, min, max)
-    x = x if min is None else maximum(x, min)
-    return x if max is None else minimum(x, max)
-
-
-@composite(samples=[sample((2, 3), mask=np.array([[True, False, True]]), value=-1.0)])
-def masked_fill(x: Array, mask: Array, value: Any) -> Array:
-    """``value`` where the mask is True, ``x`` elsewhere.
-
-    >>> print(masked_fill(np.array([1.0, 2.0]), np.array([True, False]), 0.0))
-    [0. 2.]
-    """
-    return where(mask, value, x)
-
-
-@composite(samples=[sample((2, 3), (2, 3), 0.3), sample((2, 3), (3,), (2, 1))])
-def lerp(start: Array, end: Array, weight: Any) -> Array:
-    """``start + weight · (end - start)``.
-
-    >>> print(float(lerp(1.0, 3.0, 0.5)))
-    2.0
-    """
-    return add(start, multiply(weight, subtract(end, start)))
-
-
-@elementwise(
-    samples=[sample((2, 3)), sample(np.array([np.nan, np.inf, -np.inf, 1.0]), nan=2.0, posinf=3.0, neginf=-3.0)]
-)
-def nan_to_num(x: Array, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Array:
-    """NaN and infinities replaced by numbers (infinities by the largest ones of the dtype unless told).
-
-    >>> print(nan_to_num(np.array([np.nan, 1.0])))
-    [0. 1.]
-    """
-    return array_module(x).nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
-
-
-nan_to_num.defvjp(lambda g, x: where(isfinite(x), g, 0))
-
-# ---- rounding -------------------------------------------------------------------------------------------------------
-
-_STEPS = (-2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2)
-
-
-@elementwise(kinks=_STEPS)
-def floor(x: Array) -> Array:
-    """The largest whole number not above each element; its derivative is 0.
-
-    >>> print(float(floor(-1.5)))
-    -2.0
-    """
-    return array_module(x).floor(x)
-
-
-@elementwise(kinks=_STEPS)
-def ceil(x: Array) -> Array:
-    """The smallest whole number not below each element; its derivative is 0.
-
-    >>> print(float(ceil(-1.5)))
-    -1.0
-    """
-    return array_module(x).ceil(x)
-
-
-@elementwise(kinks=_STEPS)
-def trunc(x: Array) -> Array:
-    """Each element with its fraction cut off; its derivative is 0.
-
-    >>> print(float(trunc(-1.5)))
-    -1.0
-    """
-    return array_module(x).trunc(x)
-
-
-@elementwise(kinks=_STEPS)
-def round(x: Array, decimals: int = 0) -> Array:
-    """Each element rounded to ``decimals`` places, halves to even; its derivative is 0.
-
-    >>> print(float(round(2.5)))
-    2.0
-    """
-    return array_module(x).round(x, decimals)
-
-
-@elementwise(samples=[sample(np.array([[5.3, -5.3, 4.1]]), np.array([[2.0], [-3.0]]))])
-def fmod(x: Array, y: Array) -> Array:
-    """The remainder of ``x / y`` with the sign of ``x``.
-
-    >>> print(float(fmod(-5.0, 3.0)))
-    -2.0
-    """
-    return array_module(x, y).fmod(x, y)
-
-
-@elementwise(samples=[sample(np.array([[5.3, -5.3, 4.1]]), np.array([[2.0], [-3.0]]))])
-def remainder(x: Array, y: Array) -> Array:
-    """The remainder of ``x / y`` with the sign of ``y``; what ``x % y`` gives.
-
-    >>> print(float(remainder(-5.0, 3.0)))
-    1.0
-    """
-    return array_module(x, y).remainder(x, y)
-
-
-floor.defvjp(_flat)
-ceil.defvjp(_flat)
-trunc.defvjp(_flat)
-round.defvjp(_flat)
-fmod.defvjp(lambda g: g, lambda g, x, y: -g * trunc(x / y))
-remainder.defvjp(lambda g: g, lambda g, x, y: -g * floor(x / y))
-
-# ---- dtype and history ----------------------------------------------------------------------------------------------
-
-
-@primitive(samples=[sample((2, 3), dtype=np.dtype(np.float64))])
-def astype(x: Array, dtype: Any) -> Array:
-    """``x`` in another dtype; the gradient comes back in the dtype of ``x``.
-
-    >>> print(astype(np.array([1.7]), np.int64))
-    [1]
-    """
-    with np.errstate(over="ignore"):
-        return x.astype(dtype)
-
-
-astype.defvjp(lambda g, x_dtype: astype(g, x_dtype))
-
-
-@primitive(view=True, samples=[sample((2, 3))])
-def stop_gradient(x: Array) -> Array:
-    """``x`` itself as a constant, without a derivative.
-
-    >>> print(stop_gradient(np.array([1.0])))
-    [1.]
-    """
-    return x[...]
-
-
-@primitive(samples=[sample((2, 3), device="cpu")])
-def transfer(x: Array, device: str) -> Array:
-    """``x`` on another device; the gradient comes back to the device of ``x``."""
-    return to_device(x, device)
-
-
-transfer.defvjp(lambda g, x_device: transfer(g, x_device))

@@ -14,7 +14,7 @@ from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.ops._rows import add_rows
-from minigrad.ops.elementwise import where
+from minigrad.ops.piecewise import where
 from minigrad.ops.shape import along, flip, normal_axis, ravel
 
 # fmt: off

@@ -1,4 +1,4 @@
-"""Reductions and running sums along axes.
+"""Reductions: sums, means, norms, extremes, counts over axes.
 
 Half-precision inputs are accumulated in float32 and rounded once, at the end. ``where`` leaves elements out, as in
 NumPy: it is a mask, True for those that count.
@@ -14,17 +14,18 @@ import numpy as np
 from minigrad.backend import Array, Axes, accumulator, array_module, is_half
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError
-from minigrad.ops.elementwise import absolute, astype, exp, isfinite, over, sign, where, zeros_like
-from minigrad.ops.shape import broadcast_to, concatenate, expand_dims, flip, moveaxis, normal_axis, reshape
+from minigrad.ops.elementwise import exp, over
+from minigrad.ops.piecewise import absolute, astype, isfinite, sign, where
+from minigrad.ops.shape import broadcast_to, expand_dims, normal_axis, reshape
 
 # fmt: off
 __all__ = [
-    "all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "cumprod", "cumsum", "logsumexp", "max",
-    "mean", "min", "norm", "prod", "std", "sum", "var",
+    "all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min", "norm", "std",
+    "sum", "var",
 ]
 # fmt: on
 
-_axes = [
+over_axes = [
     sample((2, 3)),
     sample((2, 3, 2), axis=1),
     sample((2, 3, 2), axis=(0, -1), keepdims=True),
@@ -32,7 +33,7 @@ _axes = [
 ]
 
 
-def _narrow(result: Array, dtype: Any) -> Array:
+def narrow(result: Array, dtype: Any) -> Array:
     """A sum formed in float32 rounded to the half-precision dtype of its input; too large a sum is ∞, silently."""
     with np.errstate(over="ignore"):
         return result.astype(dtype)
@@ -53,14 +54,15 @@ def counted(shape: tuple[int, ...], axis: Axes, where: Array | None) -> Any:
     return broadcast_to(where, shape).sum(axis=None if axis is None else tuple(axes), keepdims=True)
 
 
-def _kept(g: Array, mask: Array | None) -> Array:
+def kept(g: Array, mask: Array | None) -> Array:
+    """``g``, and 0 where the mask of a reduction leaves an element out."""
     return g if mask is None else where(mask, g, 0)
 
 
 # ---- sums and means -------------------------------------------------------------------------------------------------
 
 
-@primitive(samples=_axes)
+@primitive(samples=over_axes)
 def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
     """Sum ``Σ x`` over ``axis`` (an int, a tuple, or all).
 
@@ -71,14 +73,14 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     x = xp.asarray(x)
     chosen = {} if where is None else {"where": where}
     if is_half(x.dtype):
-        return _narrow(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
+        return narrow(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
     return xp.sum(x, axis=axis, keepdims=keepdims, **chosen)
 
 
-sum.defvjp(lambda g, x_shape, axis, keepdims, where: _kept(spread(g, x_shape, axis, keepdims), where))
+sum.defvjp(lambda g, x_shape, axis, keepdims, where: kept(spread(g, x_shape, axis, keepdims), where))
 
 
-@primitive(samples=_axes)
+@primitive(samples=over_axes)
 def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
     """Mean ``(1/n) Σ x`` over ``axis``; NaN of nothing.
 
@@ -93,7 +95,7 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     total = xp.sum(x, axis=axis, keepdims=keepdims, dtype=accumulator(floating), **chosen)
     n = n if isinstance(n, int) else n.reshape(total.shape)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return _narrow(xp.asarray(total / xp.asarray(n, dtype=total.dtype)), floating)
+        return narrow(xp.asarray(total / xp.asarray(n, dtype=total.dtype)), floating)
 
 
 def _mean_rule(g: Array, x_shape: Any, x_dtype: Any, axis: Axes, keepdims: bool, where: Array | None) -> Array:
@@ -102,13 +104,13 @@ def _mean_rule(g: Array, x_shape: Any, x_dtype: Any, axis: Axes, keepdims: bool,
         return spread(g / n if n else g, x_shape, axis, keepdims)
     g = g if keepdims or axis is None else expand_dims(g, axis)
     n = array_module(n).maximum(n, 1)  # nothing at all receives nothing
-    return _kept(broadcast_to(g / n.astype(accumulator(x_dtype)), x_shape), where)
+    return kept(broadcast_to(g / n.astype(accumulator(x_dtype)), x_shape), where)
 
 
 mean.defvjp(_mean_rule)
 
 
-_ddof = [*_axes, sample((2, 3), axis=1, ddof=1)]
+_ddof = [*over_axes, sample((2, 3), axis=1, ddof=1)]
 
 
 @primitive(samples=_ddof)
@@ -118,7 +120,7 @@ def var(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, wher
     >>> print(float(var(np.array([1e8 + 1, 1e8 + 3]))))
     1.0
     """
-    return _narrow(_wide_var(x, axis, ddof, keepdims, where), _floating(x))
+    return narrow(_wide_var(x, axis, ddof, keepdims, where), _floating(x))
 
 
 def _floating(x: Array) -> Any:
@@ -140,7 +142,7 @@ def _wide_var(x: Array, axis: Axes, ddof: int, keepdims: bool, mask: Array | Non
 def _centred(x: Array, axis: Axes, mask: Array | None) -> Array:
     """``x - mean``, 0 where masked out; centred twice, since the mean of numbers with a large offset is rounded."""
     off = x - mean(x, axis, True, mask)
-    return _kept(off - mean(off, axis, True, mask), mask)
+    return kept(off - mean(off, axis, True, mask), mask)
 
 
 def _off_centre(x: Array, axis: Axes, ddof: int, mask: Array | None) -> Array:
@@ -167,7 +169,7 @@ def std(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, wher
     >>> print(float(std(np.array([1.0, 3.0]))))
     1.0
     """
-    return _narrow(array_module(x).sqrt(_wide_var(x, axis, ddof, keepdims, where)), _floating(x))
+    return narrow(array_module(x).sqrt(_wide_var(x, axis, ddof, keepdims, where)), _floating(x))
 
 
 std.defvjp(
@@ -186,7 +188,7 @@ def root_sum_square(x: Array, axis: Axes, keepdims: bool) -> Array:
     xp = array_module(x)
     x = xp.asarray(x)
     wide = x.astype(accumulator(x.dtype))
-    return _narrow(xp.asarray(xp.sqrt(xp.sum(wide * wide, axis=axis, keepdims=keepdims))), x.dtype)
+    return narrow(xp.asarray(xp.sqrt(xp.sum(wide * wide, axis=axis, keepdims=keepdims))), x.dtype)
 
 
 root_sum_square.defvjp(
@@ -201,7 +203,7 @@ def root_sum_power(x: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
     x = xp.asarray(x)
     wide = xp.abs(x.astype(accumulator(x.dtype)))
     with np.errstate(divide="ignore"):
-        return _narrow(xp.asarray(xp.sum(wide**ord, axis=axis, keepdims=keepdims) ** (1 / ord)), x.dtype)
+        return narrow(xp.asarray(xp.sum(wide**ord, axis=axis, keepdims=keepdims) ** (1 / ord)), x.dtype)
 
 
 def _power_norm_rule(g: Array, x: Array, out: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
@@ -245,135 +247,12 @@ def norm(x: Array, ord: float = 2, axis: Axes = None, keepdims: bool = False) ->
     return root_sum_power(x, ord, axis, keepdims)
 
 
-# ---- products -------------------------------------------------------------------------------------------------------
-
-
-@primitive(samples=_axes)
-def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
-    """Product ``Π x`` over ``axis``; the gradient, the product of the others, is exact with zeros.
-
-    >>> print(prod(np.array([2.0, 3.0, 4.0])))
-    24.0
-    """
-    xp = array_module(x)
-    x = xp.asarray(x)
-    chosen = {} if where is None else {"where": where}
-    if is_half(x.dtype):
-        return _narrow(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
-    return xp.prod(x, axis=axis, keepdims=keepdims, **chosen)
-
-
-def product_of_others(x: Array, axis: Axes) -> Array:
-    """For each element the product of all others along ``axis``: exclusive products from both sides, no division."""
-    axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else axis
-    last = tuple(range(x.ndim - len(axes), x.ndim))
-    moved = moveaxis(x, axes, last)
-    n = math.prod(moved.shape[a] for a in last)
-    rows = reshape(moved, (*moved.shape[: x.ndim - len(axes)], n))
-    ones = zeros_like(rows[..., :1]) + 1
-    before = cumprod(concatenate([ones, rows[..., :-1]], -1), -1)
-    after = flip(cumprod(concatenate([ones, flip(rows, -1)[..., :-1]], -1), -1), -1)
-    return moveaxis(reshape(before * after, moved.shape), last, axes)
-
-
-def _prod_rule(g: Array, x: Array, axis: Axes, keepdims: bool, where: Array | None) -> Array:
-    counting = x if where is None else _kept(x, where) + ~where
-    return _kept(spread(g, x.shape, axis, keepdims) * product_of_others(counting, axis), where)
-
-
-prod.defvjp(_prod_rule)
-
-
-# ---- running sums and products --------------------------------------------------------------------------------------
-
-
-def _running(x: Array) -> Any:
-    """The dtype of a running sum or product: float32 while it runs over half precision."""
-    return np.float32 if is_half(x.dtype) else None
-
-
-@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
-def cumsum(x: Array, axis: int | None = None) -> Array:
-    """Running sums along ``axis`` (of the flattened array for None).
-
-    >>> print(cumsum(np.array([1.0, 2.0, 3.0])))
-    [1. 3. 6.]
-    """
-    xp = array_module(x)
-    x = xp.asarray(x)
-    out = xp.cumsum(x, axis=axis, dtype=_running(x))
-    return _narrow(out, x.dtype) if is_half(x.dtype) else out
-
-
-def _cumsum_rule(g: Array, x_shape: Any, axis: int | None) -> Array:
-    a = 0 if axis is None else axis
-    return reshape(flip(cumsum(flip(g, a), a), a), x_shape)
-
-
-cumsum.defvjp(_cumsum_rule)
-
-
-@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
-def cumprod(x: Array, axis: int | None = None) -> Array:
-    """Running products along ``axis`` (of the flattened array for None); the gradient is exact with zeros.
-
-    >>> print(cumprod(np.array([1.0, 2.0, 3.0])))
-    [1. 2. 6.]
-    """
-    xp = array_module(x)
-    x = xp.asarray(x)
-    out = xp.cumprod(x, axis=axis, dtype=_running(x))
-    return _narrow(out, x.dtype) if is_half(x.dtype) else out
-
-
-@primitive(samples=[sample((2, 3), (2, 3))])
-def linear_recurrence(a: Array, b: Array) -> Array:
-    """``y[t] = b[t] + a[t] · y[t-1]`` along the last axis, from 0: what a running product differentiates to.
-
-    >>> print(linear_recurrence(np.array([9.0, 2.0, 2.0]), np.ones(3)))
-    [1. 3. 7.]
-    """
-    y = array_module(a, b).array(b)
-    for t in range(1, y.shape[-1]):
-        y[..., t] += a[..., t] * y[..., t - 1]
-    return y
-
-
-def _shifted(x: Array, fill: Array) -> Array:
-    """``x`` one place later along the last axis, with ``fill`` in front."""
-    return concatenate([fill, x[..., :-1]], -1)
-
-
-def _suffix_recurrence(g: Array, a: Array) -> Array:
-    """``s[t] = g[t] + a[t+1] · s[t+1]``: the gradient that reaches ``b`` in a linear recurrence."""
-    backwards = flip(a, -1)
-    return flip(linear_recurrence(_shifted(backwards, zeros_like(backwards[..., :1])), flip(g, -1)), -1)
-
-
-linear_recurrence.defvjp(
-    lambda g, a, out: _suffix_recurrence(g, a) * _shifted(out, zeros_like(out[..., :1])),
-    lambda g, a: _suffix_recurrence(g, a),
-)
-
-
-def _cumprod_rule(g: Array, x: Array, axis: int | None) -> Array:
-    """x[k] receives (product before k) · (g[k] + x[k+1] (g[k+1] + x[k+2] (…))): Horner, without a division."""
-    axis = None if x.ndim == 0 else axis
-    rows = reshape(x, (-1,)) if axis is None else moveaxis(x, axis, -1)
-    g = g if axis is None else moveaxis(g, axis, -1)
-    before = cumprod(_shifted(rows, zeros_like(rows[..., :1]) + 1), -1)
-    result = before * _suffix_recurrence(g, rows)
-    return reshape(result, x.shape) if axis is None else moveaxis(result, -1, axis)
-
-
-cumprod.defvjp(_cumprod_rule)
-
 # ---- largest and smallest -------------------------------------------------------------------------------------------
 
 _extreme = [
-    *_axes[:3],
+    *over_axes[:3],
     sample((2, 3), axis=1, initial=0.25),
-    sample((2, 3), axis=1, where=_axes[3].params["where"], initial=-9.0),
+    sample((2, 3), axis=1, where=over_axes[3].params["where"], initial=-9.0),
 ]
 
 
@@ -421,7 +300,7 @@ def _shared_by_ties(
     if initial is not None:
         count = count + reshape(out == initial, count.shape)
     share = 1 / (count + (count == 0)).astype(accumulator(x.dtype))  # NaN equals nothing: a count of 0
-    return _kept(spread(g, x.shape, axis, keepdims) * share, tied)
+    return kept(spread(g, x.shape, axis, keepdims) * share, tied)
 
 
 max.defvjp(_shared_by_ties)
@@ -460,13 +339,13 @@ def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     wide = x.astype(accumulator(x.dtype if x.dtype.kind not in "biu" else np.dtype(np.float64)))
     if x.size == 0:
         with np.errstate(divide="ignore"):
-            return _narrow(xp.asarray(xp.log(xp.sum(wide, axis=axis, keepdims=keepdims))), wide.dtype)
+            return narrow(xp.asarray(xp.log(xp.sum(wide, axis=axis, keepdims=keepdims))), wide.dtype)
     top = xp.max(wide, axis=axis, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0)
     with np.errstate(divide="ignore", under="ignore", over="ignore"):
         total = xp.log(xp.sum(xp.exp(wide - top), axis=axis, keepdims=True)) + top
     total = total if keepdims else xp.squeeze(total, axis=axis)
-    return _narrow(xp.asarray(total), x.dtype if x.dtype.kind not in "biu" else wide.dtype)
+    return narrow(xp.asarray(total), x.dtype if x.dtype.kind not in "biu" else wide.dtype)
 
 
 def softmax_from(x: Array, total: Array) -> Array:

@@ -15,7 +15,8 @@ from minigrad.backend import Array, Axes, array_module
 from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, AxisError, ShapeError
-from minigrad.ops.elementwise import multiply, where
+from minigrad.ops.elementwise import multiply
+from minigrad.ops.piecewise import where
 
 # fmt: off
 __all__ = [

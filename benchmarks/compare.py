@@ -114,7 +114,10 @@ class Comparison:
                 time.sleep(PAUSE)
                 self._attempt(engine, lambda engine=engine: self._turn(engine, seconds))
         if profile and "minigrad" in self.workers:
-            self.operations = self.workers["minigrad"].ask("profile", steps=5)
+            self._attempt("minigrad", self._profile)
+
+    def _profile(self) -> None:
+        self.operations = self.workers["minigrad"].ask("profile", steps=5)
 
     def _turn(self, engine: str, seconds: float) -> None:
         worker, record = self.workers[engine], self.records[engine]
@@ -253,6 +256,8 @@ def run_config(name: str, engines: Sequence[str], options: argparse.Namespace, d
     print(f"{name}: starting {', '.join(engines)}", file=sys.stderr, flush=True)
     comparison = Comparison(name, CONFIGS[name], engines, options.threads, directory)
     try:
+        if not comparison.records:
+            sys.exit(f"{name}: no engine could run\n{comparison.left_out}")
         if wrong := comparison.disagreements():
             sys.exit(f"{name}: the run is void, since the engines don't compute the same\n" + "\n".join(wrong))
         comparison.play(options.rounds, options.seconds)

@@ -73,7 +73,11 @@ def test_one_thread_makes_no_other():
     assert names == {threading.current_thread().name}
 
 
-def test_a_call_inside_a_task_runs_there():
+def test_a_call_inside_a_task_runs_there(monkeypatch):
+    """Nothing is handed to the pool by a task, which would have to wait for threads that wait for it."""
+    given = []
+    submit = parallel._pool.submit
+    monkeypatch.setattr(parallel._pool, "submit", lambda job: (given.append(threading.current_thread()), submit(job)))
     seen = []
 
     def outer():
@@ -83,6 +87,7 @@ def test_a_call_inside_a_task_runs_there():
 
     parallel.run([outer] * 8)
     assert seen == [True] * 8
+    assert given == [threading.current_thread()]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

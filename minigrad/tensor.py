@@ -36,7 +36,7 @@ HABITS = {
     "expand": "broadcast_to", "gather": "take_along_axis", "index_select": "take", "t": "T", "mm": "matmul",
     "bmm": "matmul", "chunk": "array_split", "clone": "copy", "pow": "power", "mul": "multiply", "sub": "subtract",
     "div": "divide", "neg": "negative", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "fill_diagonal": "where",
-    "new_zeros": "minigrad.zeros", "grad_fn": "minigrad.draw", "is_leaf": "requires_grad", "data_ptr": "numpy()",
+    "new_zeros": "minigrad.zeros", "grad_fn": "minigrad.draw", "data_ptr": "numpy()",
 }  # fmt: skip
 
 

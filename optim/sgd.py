@@ -38,11 +38,11 @@ class SGD(Optimizer):
         params: Iterable[Tensor] | Iterable[Group],
         lr: float = 1e-3,
         momentum: float = 0.0,
+        dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        dampening: float = 0.0,
     ) -> None:
-        options = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov, "dampening": dampening}
+        options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, {"lr": lr, **options})
 
     def _check(self, options: Group) -> None:

@@ -1,5 +1,7 @@
 """Every optimizer follows its PyTorch twin through a noisy quadratic, weights and moments."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -69,3 +71,9 @@ def test_follows_torch(name, options, dtype, steps):
         twin.step()
         if step in (0, 1, 9, steps - 1):
             compare(optimizer, twin, ours, theirs, dtype)
+
+
+def test_options_stand_in_torchs_order() -> None:
+    for name in ("SGD", "Adam", "AdamW"):
+        names = [list(inspect.signature(getattr(package, name)).parameters) for package in (optim, torch.optim)]
+        assert names[0] == names[1][: len(names[0])]

@@ -145,7 +145,12 @@ def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
 def _hooked(hooks: Sequence[Callable[[Any], Any]], g: Any) -> Any:
     for hook in tuple(hooks):
         changed = hook(g)
-        g = g if changed is None else changed
+        if changed is None:
+            continue
+        changed = changed if isinstance(changed, core.Tensor) else array_module(g).asarray(changed)
+        if changed.shape != g.shape:
+            raise ShapeError(f"a gradient of shape {g.shape} from a hook", f"shape {changed.shape}")
+        g = changed if changed.dtype == g.dtype else changed.astype(g.dtype)
     return g
 
 

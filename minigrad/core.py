@@ -284,6 +284,8 @@ class Primitive(Operation[P]):
                 if value._requires_grad:
                     wrt.append(position)
             else:
+                if type(value) in (list, tuple):
+                    self._refuse_nested(position, value, count)
                 raw.append(value)
         if not tensors:
             return self._run(raw, count, None)[0]
@@ -295,6 +297,13 @@ class Primitive(Operation[P]):
             for observer in tuple(observers):
                 observer.forward(self, raw, out, result, started)
         return result
+
+    def _refuse_nested(self, position: int, value: Any, count: int) -> None:
+        """Refuse a list of Tensors where a derivative is defined: as an array it would lose their gradients."""
+        through = position < count if self.sequence else any(position in covered for covered, _, _ in self.rules)
+        if through and holds_tensors(value):
+            hint = "minigrad.stack makes one tensor of a list of them"
+            raise DTypeError(f"tensors or arrays in {self.name!r}", "a list with tensors in it", hint)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         values = [*args, *self.defaults[len(args) :]]
@@ -387,7 +396,14 @@ class Primitive(Operation[P]):
 
 def _is_view(out: Any, x: Any) -> bool:
     """Whether ``out``, the result of a view operation on ``x``, shares its memory: a view's base is what owns that."""
-    return out.base is not None and (out.base is x or out.base is x.base)
+    return out is x or (out.base is not None and (out.base is x or out.base is x.base))
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether nested lists hold a Tensor through which a gradient could flow."""
+    if isinstance(value, list | tuple):
+        return any(holds_tensors(part) for part in value)
+    return isinstance(value, Tensor) and bool(value._requires_grad)
 
 
 def attach(result: Any, node: Node) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
         as_dtype(array.dtype)
         plain[name] = np.ascontiguousarray(to_numpy(array)).reshape(array.shape)
     text = {str(key): str(value) for key, value in (metadata or {}).items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         safetensors.numpy.save_file(plain, temporary, metadata=text or None)
         flush_to_disk(temporary)

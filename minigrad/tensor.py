@@ -515,6 +515,9 @@ def as_array(data: Any, dtype: DType, device: str | None, copy: bool) -> Array:
     data = data._data if isinstance(data, Tensor) else data
     wanted = None if dtype is None else as_dtype(dtype)
     if not is_array(data):
+        if core.holds_tensors(data):
+            hint = "use minigrad.stack for a list of tensors"
+            raise DTypeError("numbers, or nested lists of them", "a list with recorded tensors in it", hint)
         try:
             data = np.array(data, dtype=wanted)
         except (ValueError, TypeError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import Tensor, asarray, exp, log, softplus, take_along_axis, where
-from minigrad.backend import array_module
+from minigrad.backend import accumulator, array_module
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from nn.checks import as_operand
 
@@ -20,6 +20,11 @@ def _reduced(losses: Any, reduction: str) -> Any:
     if reduction == "mean":
         return losses.mean() if losses.size else losses.sum()
     return losses.sum() if reduction == "sum" else losses
+
+
+def _mean_over(losses: Any, count: int) -> Any:
+    """The sum over ``count``, formed wide: in half precision neither the sum nor the count need be a number."""
+    return (losses.astype(accumulator(losses.dtype)).sum() / count).astype(losses.dtype)
 
 
 def _checked(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()) -> tuple[Any, Any]:
@@ -76,7 +81,7 @@ def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = 
         some = target > 0
         losses = where(some, target * (log(where(some, target, 1)) - where(some, input, 0)), 0)
     if reduction == "batchmean":
-        return losses.sum() / max(losses.shape[0] if losses.ndim else 1, 1)
+        return _mean_over(losses, max(losses.shape[0] if losses.ndim else 1, 1))
     return _reduced(losses, reduction)
 
 
@@ -95,7 +100,7 @@ def nll_loss(log_probs: Any, targets: Any, ignore_index: int = -100, reduction: 
     ids = array_module(targets).where(counted, targets, 0)
     _check_classes(ids, log_probs.shape[-1])
     losses = where(counted, -take_along_axis(log_probs, ids[..., None], -1)[..., 0], 0)
-    return losses.sum() / max(int(counted.sum()), 1) if reduction == "mean" else _reduced(losses, reduction)
+    return _mean_over(losses, max(int(counted.sum()), 1)) if reduction == "mean" else _reduced(losses, reduction)
 
 
 def _check_classes(ids: Any, classes: float) -> None:

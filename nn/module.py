@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from minigrad import Tensor, asarray
-from minigrad.backend import Array, array_module, as_dtype, check_device, is_floating, to_device
+from minigrad.backend import Array, array_module, as_dtype, check_device, is_array, is_floating, to_device
 from minigrad.errors import ArgumentError, AttributeHintError, DTypeError, StateError
 from minigrad.tensor import Handle
 from nn.parameter import Parameter
@@ -90,9 +90,10 @@ class Module:
     def _check(self, name: str, value: Any) -> None:
         """Refuse assignments after which a parameter would silently not be learned, or a walk would never end."""
         before = vars(self).get(name)
-        if isinstance(before, Parameter) and isinstance(value, Tensor) and not isinstance(value, Parameter):
+        plain = is_array(value) or (isinstance(value, Tensor) and not isinstance(value, Parameter))
+        if isinstance(before, Parameter) and plain:
             hint = f"self.{name}.data = … changes its numbers, nn.Parameter(…) replaces it"
-            raise DTypeError(f"a Parameter for {name!r}", f"a Tensor of shape {value.shape}", hint)
+            raise DTypeError(f"a Parameter for {name!r}", f"a {type(value).__name__} of shape {value.shape}", hint)
         if isinstance(value, list | tuple) and any(isinstance(part, Module | Parameter) for part in value):
             hint = f"self.{name} = nn.ModuleList([...]), so that parameters() finds what is in it"
             raise DTypeError("modules in an nn.ModuleList", f"a {type(value).__name__} of them for {name!r}", hint)

@@ -100,6 +100,7 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
 
 def _mean_rule(g: Array, x_shape: Any, x_dtype: Any, axis: Axes, keepdims: bool, where: Array | None) -> Array:
     n = counted(x_shape, axis, where)
+    g = g.astype(accumulator(x_dtype)) if is_half(x_dtype) else g  # which may not hold n
     if isinstance(n, int):
         return spread(g / n if n else g, x_shape, axis, keepdims)
     g = g if keepdims or axis is None else expand_dims(g, axis)

@@ -11,11 +11,12 @@
 from minigrad import backend, cuda, errors, functional, ops, parallel, random
 from minigrad.anomaly import detect_anomaly
 from minigrad.backward import grad
+from minigrad.checkpointing import checkpoint
 from minigrad.core import REGISTRY, primitive
 from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
 from minigrad.drawing import draw
 from minigrad.errors import MiniGradError
-from minigrad.functional import checkpoint, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from minigrad.functional import hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from minigrad.fused import fused
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.memory import memory_summary, track_memory

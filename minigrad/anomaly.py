@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import array_module, is_array, is_floating
+from minigrad.backend import array_module, is_array, is_floating, raw
 from minigrad.backward import unbroadcast
 from minigrad.core import Node, Primitive
 from minigrad.errors import NonFiniteError
@@ -23,7 +23,6 @@ from minigrad.observe import (
     frames,
     node_of,
     notes,
-    raw,
 )
 
 # ---- numbers that are not finite ------------------------------------------------------------------------------------

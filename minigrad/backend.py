@@ -27,7 +27,7 @@ def array_module(*arrays: Array) -> ModuleType:
     'numpy'
     """
     cupy = sys.modules.get("cupy")
-    if cupy is not None and any(isinstance(getattr(a, "_data", a), cupy.ndarray) for a in arrays):
+    if cupy is not None and any(isinstance(raw(a), cupy.ndarray) for a in arrays):
         return cupy
     return np
 
@@ -38,6 +38,15 @@ def is_array(value: Any) -> bool:
         return True
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def raw(value: Any) -> Any:
+    """The array of a Tensor; anything else as it is.
+
+    >>> raw(2.0)
+    2.0
+    """
+    return getattr(value, "_data", value)
 
 
 # ---- dtypes ---------------------------------------------------------------------------------------------------------
@@ -65,6 +74,18 @@ def accumulator(dtype: Any) -> Any:
     ('float32', 'float64')
     """
     return np.dtype(np.float32) if is_half(dtype) else dtype
+
+
+def rounded(x: Array, dtype: Any) -> Array:
+    """``x`` in ``dtype``, itself where it is; what half precision can't hold becomes ∞ or 0, silently.
+
+    >>> rounded(np.array([1e6]), np.dtype("float16"))
+    array([inf], dtype=float16)
+    """
+    if x.dtype == dtype:
+        return x
+    with np.errstate(over="ignore", under="ignore"):
+        return x.astype(dtype)
 
 
 def as_dtype(dtype: DType) -> np.dtype[Any]:

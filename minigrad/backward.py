@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import core
-from minigrad.backend import array_module, is_array, is_half
+from minigrad.backend import array_module, is_array, is_half, raw
 from minigrad.core import Node, Primitive
 from minigrad.errors import DTypeError, GraphError, ShapeError
 from minigrad.recording import enable_grad, no_grad
@@ -137,7 +137,7 @@ def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> 
 
 def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
     """The gradients of several results, with zeros for those that nothing depends on."""
-    xp = array_module(*[_raw(part) for part in g])
+    xp = array_module(*[raw(part) for part in g])
     facts = zip(g, node.shape, node.dtype, strict=True)
     return tuple(xp.zeros(shape, dtype) if part is None else part for part, shape, dtype in facts)
 
@@ -204,13 +204,9 @@ def _seed(out: Any, gradient: Any) -> Any:
     return array_module(out._data).asarray(gradient, dtype=out.dtype)
 
 
-def _raw(value: Any) -> Any:
-    return value._data if isinstance(value, core.Tensor) else value
-
-
 def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
     """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
-    seed = _raw(_seed(out, gradient))
+    seed = raw(_seed(out, gradient))
     with no_grad():
         Pass(False, retain_graph, None).run([(out._node or out, seed)])
 
@@ -245,7 +241,7 @@ def grad(
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
     edges = [tensor._node or tensor for tensor in inputs]
     work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
-    roots = [(out._node or out, s if create_graph else _raw(s)) for out, s in zip(outputs, seeds, strict=True)]
+    roots = [(out._node or out, s if create_graph else raw(s)) for out, s in zip(outputs, seeds, strict=True)]
     with enable_grad() if create_graph else no_grad():
         work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]

@@ -36,7 +36,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from minigrad.backend import device_of, is_array, is_floating
+from minigrad.backend import device_of, is_array, is_floating, raw
 from minigrad.errors import (
     AxisError,
     CallError,
@@ -57,7 +57,7 @@ Made = TypeVar("Made", bound="Operation[Any]")
 REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
 observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
 Tensor: Any = ()  # the class, once tensor.py is imported
-_numbers = itertools.count()
+numbers = itertools.count()  # the order in which nodes are made
 
 
 def connect(tensor_class: type) -> None:
@@ -80,7 +80,7 @@ class Node:
     __slots__ = ("dtype", "hooks", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions")
 
     def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
-        self.number = next(_numbers)
+        self.number = next(numbers)
         self.primitive = primitive
         self.plan = plan
         self.parents = parents
@@ -205,7 +205,7 @@ class Composite(Operation[P]):
             unknown = [f"{name}=" for name in kwargs if name not in inspect.signature(self.function).parameters]
             if unknown:
                 raise self._misused(unknown[0]) from None
-            raise explain(self.name, [getattr(value, "_data", value) for value in args], error) from None
+            raise explain(self.name, [raw(value) for value in args], error) from None
 
 
 class Primitive(Operation[P]):
@@ -495,4 +495,4 @@ def _pick_rule(g: Any, place: int, count: int) -> tuple[Any, ...]:
     return tuple(g if k == place else None for k in range(count))
 
 
-_pick_plan = Plan((0,), ("place", "count"), (), ((_pick_rule, (0, 1), None),), (), False, ())
+_pick_plan = Plan(wrt=(0,), names=("place", "count"), calls=((_pick_rule, (0, 1), None),))

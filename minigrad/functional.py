@@ -1,4 +1,4 @@
-"""Transforms of functions: gradients, products with Jacobians and Hessians, recomputation to save memory.
+"""Transforms of functions: gradients, and products with Jacobians and Hessians.
 
 Each calls ``fn`` on its arguments as Tensors (arrays and numbers become Tensors) and leaves nobody's ``.grad`` changed.
 Results for one argument are a Tensor, for several a tuple. They nest: where an argument, or a tensor that ``fn`` reads
@@ -7,24 +7,21 @@ from outside, belongs to a graph that is being recorded, the results belong to i
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from minigrad import ops, random
+from minigrad import ops
 from minigrad.backend import array_module, is_floating
-from minigrad.backward import Pass, grad, nodes_behind
-from minigrad.core import Node, attach, attach_several, connected, observers
+from minigrad.backward import grad, nodes_behind
+from minigrad.checkpointing import Function, several
+from minigrad.checkpointing import checkpoint as checkpoint
+from minigrad.core import numbers
 from minigrad.creation import asarray
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
-from minigrad.plan import Plan
 from minigrad.recording import enable_grad, is_grad_enabled
 from minigrad.tensor import Tensor
-
-Function = Callable[..., Any]
-
 
 # ---- arguments and results ------------------------------------------------------------------------------------------
 
@@ -37,7 +34,7 @@ class _Variable(Tensor):
 
 
 def _now() -> int:
-    return Node(None, None, None, None, (), None).number
+    return next(numbers)
 
 
 def _variable(value: Any) -> Tensor:
@@ -93,8 +90,8 @@ def _one_or_all(results: Sequence[Any], single: bool) -> Any:
     return results[0] if single else tuple(results)
 
 
-def _detached(out: Any, connected: bool) -> Any:
-    if connected:
+def _detached(out: Any, nested: bool) -> Any:
+    if nested:
         return out
     return type(out)(o.detach() for o in out) if isinstance(out, tuple | list) else out.detach()
 
@@ -106,10 +103,6 @@ def _tangents(variables: Sequence[Tensor], given: Any) -> list[Tensor]:
     return [
         asarray(t, dtype=v.dtype) if not isinstance(t, Tensor) else t for t, v in zip(given, variables, strict=True)
     ]
-
-
-def _several(args: Any) -> tuple[Any, ...]:
-    return tuple(args) if isinstance(args, tuple | list) else (args,)
 
 
 # ---- transforms -----------------------------------------------------------------------------------------------------
@@ -148,12 +141,11 @@ def vjp(fn: Function, *args: Any) -> tuple[Any, Function]:
     [ 2. 40.]
     """
     out, variables, nested = _called(fn, args, range(len(args)))
-    outs = _several(out)
+    outs = several(out)
 
     def pullback(u: Any) -> Any:
         seeds = [
-            asarray(s, dtype=o.dtype) if not isinstance(s, Tensor) else s
-            for s, o in zip(_several(u), outs, strict=True)
+            asarray(s, dtype=o.dtype) if not isinstance(s, Tensor) else s for s, o in zip(several(u), outs, strict=True)
         ]
         again = nested or any(s.requires_grad for s in seeds)
         return _one_or_all(_grads(outs, variables, seeds, again, retain=True), len(args) == 1)
@@ -170,9 +162,9 @@ def jvp(fn: Function, args: Any, tangents: Any) -> tuple[Any, Any]:
     >>> print(product.data)
     [ 2. 40.]
     """
-    args = _several(args)
+    args = several(args)
     out, variables, nested = _called(fn, args, range(len(args)))
-    outs, t = _several(out), _tangents(variables, tangents)
+    outs, t = several(out), _tangents(variables, tangents)
     dummies = [Tensor._wrap(ops.zeros_like(o)) for o in outs]
     for dummy in dummies:
         dummy.requires_grad = True
@@ -190,7 +182,7 @@ def hvp(fn: Function, args: Any, vectors: Any) -> tuple[Any, Any]:
     >>> print(product.data)
     [ 6. 12.]
     """
-    args = _several(args)
+    args = several(args)
     out, variables, nested = _called(fn, args, range(len(args)))
     _check_scalar(out)
     v = _tangents(variables, vectors)
@@ -240,95 +232,3 @@ def hessian(fn: Function, *args: Any) -> Any:
 
     rows = [jacobian(slope(i), *args) for i in range(len(args))]
     return rows[0] if len(args) == 1 else tuple(rows)
-
-
-# ---- recomputation --------------------------------------------------------------------------------------------------
-
-
-class _Recompute:
-    """The primitive of a checkpoint: its backward rule runs the function again and differentiates that."""
-
-    name, view, elementwise, sequence = "checkpoint", False, False, False
-
-    def __init__(self, fn: Function, sources: Sequence[Any], edges: list[Any], state: dict[str, Any]) -> None:
-        self.fn, self.sources, self.edges, self.state = fn, sources, edges, state
-        self.position = {f"input {i}": i for i in range(len(edges))}
-
-    def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
-        """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
-        now = random.get_state()
-        random.set_state(self.state)
-        try:
-            with enable_grad():
-                out = self.fn(*[_again(a, source) for a, source in zip(node.residuals, self.sources, strict=True)])
-        finally:
-            random.set_state(now)
-        outs, gradients = _several(out), g if isinstance(g, tuple) else (g,)
-        work = Pass(create_graph, create_graph, set(self.edges), through=False)
-        work.run([(o._node or o, s) for o, s in zip(outs, gradients, strict=True) if o.requires_grad])
-        return [work.found.get(edge) for edge in self.edges]
-
-
-def checkpoint(fn: Function, *args: Any) -> Any:
-    """``fn(*args)``, of which nothing but the arguments is kept: the backward pass computes the rest once more.
-
-    Costs a second forward pass of ``fn``, saves all that it would have kept. Gradients reach the arguments and every
-    tensor that ``fn`` reads from outside, such as weights. Random numbers of ``minigrad.random`` are drawn again alike.
-
-    >>> x = Tensor([1.0, 2.0], requires_grad=True)
-    >>> checkpoint(lambda v: ops.exp(v * v), x).sum().backward(); print(x.grad.round(3))
-    [  5.437 218.393]
-    """
-    if not is_grad_enabled():
-        return fn(*args)
-    state, started = random.get_state(), time.perf_counter()
-    start = _now()
-    out = fn(*args)
-    outs = _several(out)
-    if not all(isinstance(o, Tensor) for o in outs):
-        raise DTypeError("a function that returns Tensors", type(out).__name__)
-    edges = _sources([o._node or o for o in outs if o.requires_grad], start)
-    if not edges:
-        return out
-    node = Node(
-        _Recompute(fn, [a._node if isinstance(a, Tensor) else None for a in args], edges, state),
-        Plan(tuple(range(len(edges))), tuple(f"argument {i}" for i in range(len(args))), (), (), (), False, ()),
-        tuple(edges),
-        [a._data if isinstance(a, Tensor) and a._node is not None else a for a in args],
-        (),
-        None,
-    )
-    node.versions = [(e._version, e._version[0], i) for i, e in enumerate(edges) if isinstance(e, Tensor)]
-    results = [o.detach() for o in outs]
-    if isinstance(out, Tensor):
-        node.shape, node.dtype = out.shape, out.dtype
-        attach(results[0], node)
-    else:
-        node.shape, node.dtype = tuple(r.shape for r in results), tuple(r.dtype for r in results)
-        attach_several(results, node)
-    result = results[0] if isinstance(out, Tensor) else type(out)(results)
-    _tell(node, result, started)
-    return result
-
-
-def _tell(node: Node, result: Any, started: float) -> None:
-    """Tell the observers of a checkpoint as of any operation."""
-    result = result if isinstance(result, Tensor) else tuple(result)
-    out = result._data if isinstance(result, Tensor) else tuple(part._data for part in result)
-    for observer in tuple(observers):
-        observer.forward(node.primitive, node.residuals, out, result, started)
-
-
-def _sources(roots: Sequence[Any], start: int) -> list[Any]:
-    """The leaves, and the nodes older than ``start``, from which the gradient of a function's results comes."""
-
-    def older(edge: Any) -> bool:
-        return isinstance(edge, Tensor) or edge.number < start
-
-    inside = nodes_behind(roots, older)
-    return list(dict.fromkeys(e for edges in (roots, *(n.parents for n in inside)) for e in edges if older(e)))
-
-
-def _again(kept: Any, source: Node | None) -> Any:
-    """The same argument once more, from its array alone: to keep the Tensor would keep its own history alive."""
-    return kept if source is None else connected(kept, source)

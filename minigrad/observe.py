@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from minigrad import core
-from minigrad.backend import is_array
+from minigrad.backend import is_array, raw
 from minigrad.core import Node, Observer
 from minigrad.errors import GraphError
 
@@ -33,11 +33,6 @@ class Instrument(Observer):
 
     def __exit__(self, *_: object) -> None:
         core.observers.remove(self)
-
-
-def raw(value: Any) -> Any:
-    """The array of a Tensor; anything else as it is."""
-    return value._data if isinstance(value, core.Tensor) else value
 
 
 def node_of(result: Any) -> Node | None:

@@ -25,11 +25,11 @@ class Plan:
 
     wrt: tuple[int, ...]  # positions of the arguments, in the order in which ``calls`` yields their gradients
     names: tuple[str, ...]  # of the residuals
-    fetch: tuple[Fetch, ...]  # how to get each of them
-    calls: tuple[tuple[Rule, tuple[int, ...], tuple[int, ...] | None], ...]  # rule, its residuals, picks of a joint one
-    watched: tuple[int, ...]  # positions of the arguments that are residuals
-    watches_out: bool
-    lifts: tuple[tuple[int, int], ...]  # (residual, index into wrt): which residuals are arguments with a gradient
+    fetch: tuple[Fetch, ...] = ()  # how to get each of them
+    calls: tuple[tuple[Rule, tuple[int, ...], tuple[int, ...] | None], ...] = ()  # rule, residuals, picks if joint
+    watched: tuple[int, ...] = ()  # positions of the arguments that are residuals
+    watches_out: bool = False
+    lifts: tuple[tuple[int, int], ...] = ()  # (residual, index into wrt): the residuals that are such arguments
     needs: tuple[bool, ...] = ()  # for each argument with a rule
 
 

@@ -20,6 +20,7 @@ from minigrad.backend import (
     is_array,
     is_bfloat16,
     is_floating,
+    raw,
     to_device,
     to_numpy,
 )
@@ -110,7 +111,7 @@ class Tensor:
 
     @data.setter
     def data(self, value: Any) -> None:
-        value = value._data if isinstance(value, Tensor) else value
+        value = raw(value)
         array = array_module(self._data).asarray(value, dtype=self._data.dtype)
         if array.shape != self._data.shape:
             raise ShapeError(f"data of shape {self.shape}", f"shape {array.shape}", "make a new Tensor instead")
@@ -319,7 +320,7 @@ class Tensor:
         if self._requires_grad:
             hint = "use minigrad.where, put_along_axis or scatter_add, which return new tensors"
             raise GraphError("a tensor without a history to assign into", self._brief(), hint)
-        self._data[ops.plain_index(index)] = value._data if isinstance(value, Tensor) else value
+        self._data[ops.plain_index(index)] = raw(value)
         self._version[0] += 1
 
     # fmt: off
@@ -345,15 +346,15 @@ class Tensor:
 
     # Comparisons and logic give plain boolean tensors, without a derivative.
 
-    def __eq__(self, other: Any) -> Tensor: return Tensor._wrap(self._data == _operand(other))  # type: ignore[override]
-    def __ne__(self, other: Any) -> Tensor: return Tensor._wrap(self._data != _operand(other))  # type: ignore[override]
-    def __lt__(self, other: Any) -> Tensor: return Tensor._wrap(self._data < _operand(other))
-    def __le__(self, other: Any) -> Tensor: return Tensor._wrap(self._data <= _operand(other))
-    def __gt__(self, other: Any) -> Tensor: return Tensor._wrap(self._data > _operand(other))
-    def __ge__(self, other: Any) -> Tensor: return Tensor._wrap(self._data >= _operand(other))
-    def __and__(self, other: Any) -> Tensor: return Tensor._wrap(self._data & _operand(other))
-    def __or__(self, other: Any) -> Tensor: return Tensor._wrap(self._data | _operand(other))
-    def __xor__(self, other: Any) -> Tensor: return Tensor._wrap(self._data ^ _operand(other))
+    def __eq__(self, other: Any) -> Tensor: return Tensor._wrap(self._data == raw(other))  # type: ignore[override]
+    def __ne__(self, other: Any) -> Tensor: return Tensor._wrap(self._data != raw(other))  # type: ignore[override]
+    def __lt__(self, other: Any) -> Tensor: return Tensor._wrap(self._data < raw(other))
+    def __le__(self, other: Any) -> Tensor: return Tensor._wrap(self._data <= raw(other))
+    def __gt__(self, other: Any) -> Tensor: return Tensor._wrap(self._data > raw(other))
+    def __ge__(self, other: Any) -> Tensor: return Tensor._wrap(self._data >= raw(other))
+    def __and__(self, other: Any) -> Tensor: return Tensor._wrap(self._data & raw(other))
+    def __or__(self, other: Any) -> Tensor: return Tensor._wrap(self._data | raw(other))
+    def __xor__(self, other: Any) -> Tensor: return Tensor._wrap(self._data ^ raw(other))
     def __invert__(self) -> Tensor: return Tensor._wrap(~self._data)
 
     # ---- operations, as methods: their docstrings are in minigrad.ops ----
@@ -539,10 +540,6 @@ def _shape(given: Sequence[Any]) -> Any:
     return given[0] if len(given) == 1 and not isinstance(given[0], int | np.integer) else tuple(given)
 
 
-def _operand(other: Any) -> Any:
-    return other._data if isinstance(other, Tensor) else other
-
-
 def _plain(value: Any) -> Any:
     """``value`` with the Tensors in it replaced by arrays."""
     if isinstance(value, Tensor):
@@ -561,7 +558,7 @@ def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, name: str | 
 
 def _compare(name: str) -> Callable[[Any, Any], Tensor]:
     ufunc = getattr(np, name)
-    return lambda x, y: Tensor._wrap(ufunc(_operand(x), _operand(y)))
+    return lambda x, y: Tensor._wrap(ufunc(raw(x), raw(y)))
 
 
 # NumPy functions that look at numbers and make none that a gradient could flow through.

@@ -19,6 +19,7 @@ LAYERS = [
     ["kernels"],
     ["tensor"],
     ["creation", "random", "serialize", "observe", "profiling", "drawing", "anomaly", "memory"],
+    ["checkpointing"],
     ["functional"],
     ["testing"],
 ]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module
+from minigrad.backend import Array, accumulator, array_module, rounded
 from minigrad.backward import unbroadcast
 from minigrad.core import sample
 from minigrad.fused import fused
@@ -36,13 +36,10 @@ from minigrad.kernels.attention_tiles import (
     share_of,
     sizes_of,
 )
-from minigrad.kernels.rows import rounded
+from minigrad.kernels.rows import SAFE
 from minigrad.kernels.softmax import softmax
 from minigrad.ops import astype, matmul, repeat, swapaxes, where
 from minigrad.parallel import blas_threads, run, scratch
-
-SAFE = 1e15  # a total within 1/SAFE and SAFE has lost nothing to overflow or underflow, in float32 too
-
 
 # ---- the definition -------------------------------------------------------------------------------------------------
 
@@ -99,7 +96,7 @@ def attention(
     """
     sizes = sizes_of(q, k, v, mask)
     left, right = band(is_causal, window)
-    xp = array_module(getattr(q, "_data", q))
+    xp = array_module(q)
     dtype = np.result_type(q.dtype, k.dtype, v.dtype)
     q, k, v = (astype(x, accumulator(dtype)) for x in (q, k, v))
     k, v = (repeat(x, sizes.group, axis=-3) if x.ndim > 2 and x.shape[-3] > 1 else x for x in (k, v))
@@ -200,7 +197,8 @@ def _backward(
     with blas_threads(1):
         run(tasks, 0 if needs[3] else job.nanoseconds(5))  # one by one where all add to the gradient of one mask
     if not tasks:
-        gk.fill(0), gv.fill(0)
+        gk.fill(0)
+        gv.fill(0)
     if gmask is not None:
         gmask = _fit(gmask.reshape(*mask_shape(mask, sizes)), mask)
     return _fit(gq, q), _fit(gk, k), _fit(gv, v), gmask
@@ -216,7 +214,8 @@ def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write
     dk, dv = scratch(k.shape, wide, "attention dk"), scratch(v.shape, wide, "attention dv")
     fresh = job.sees_all()
     if not fresh:
-        dk.fill(0), dv.fill(0)
+        dk.fill(0)
+        dv.fill(0)
     with np.errstate(all="ignore"):
         for i, blocks in job.tiles():
             at = (n, h, slice(None), i)

@@ -29,6 +29,8 @@ Place: TypeAlias = tuple[slice, slice, slice, slice]  # of a tile: its n, h, all
 
 
 class Sizes(NamedTuple):
+    """What the shapes of a call say."""
+
     lead: tuple[int, ...]  # leading axes of q, k and v, broadcast
     heads: int  # of k and v
     group: int  # heads of q to each of them
@@ -292,4 +294,5 @@ def _split(n: int, most: int) -> list[slice]:
 
 
 def scale_of(scale: float | None, q: Any) -> float:
+    """The factor of the scores: the one given, or 1/√d."""
     return 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)

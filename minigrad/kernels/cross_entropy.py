@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module
+from minigrad.backend import Array, accumulator, array_module, rounded
 from minigrad.core import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.embedding import check_range
-from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows, rounded
+from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
 from minigrad.kernels.softmax import log_softmax
 from minigrad.ops import astype, mean, sum, take_along_axis, where
 from minigrad.parallel import scratch

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array
+from minigrad.backend import Array, raw
 from minigrad.core import sample
 from minigrad.errors import DTypeError, IndexRangeError, ShapeError
 from minigrad.fused import fused
@@ -54,9 +54,9 @@ def _check(ids: Any, weight: Any, padding_idx: int | None) -> None:
 
 def check_range(ids: Any, size: int, what: str) -> None:
     """Refuse ids outside of [0, size), naming the first."""
-    raw = getattr(ids, "_data", ids)
-    if raw.size and (int(raw.min()) < 0 or int(raw.max()) >= size):
-        wrong = raw[(raw < 0) | (raw >= size)].reshape(-1)[0]
+    ids = raw(ids)
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= size):
+        wrong = ids[(ids < 0) | (ids >= size)].reshape(-1)[0]
         raise IndexRangeError(f"every {what} from 0 to {size - 1}, for {size} of them", f"{what} {int(wrong)}")
 
 

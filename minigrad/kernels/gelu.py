@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array
+from minigrad.backend import Array, rounded
 from minigrad.core import sample
 from minigrad.errors import ArgumentError
 from minigrad.fused import fused
-from minigrad.kernels.rows import dtypes, over_elements, rounded
+from minigrad.kernels.rows import dtypes, over_elements
 from minigrad.kernels.swiglu import logistic
 from minigrad.ops import erf as erf_of_tensor
 from minigrad.ops import tanh

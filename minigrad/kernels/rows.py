@@ -38,14 +38,6 @@ def matrix_of(out: Array, axes: int = 1) -> Array:
     return as_matrix(out, out.dtype, axes)
 
 
-def rounded(x: Array, dtype: Any) -> Array:
-    """``x`` in ``dtype``; what is too large for half precision becomes ∞, silently."""
-    if x.dtype == dtype:
-        return x
-    with np.errstate(over="ignore"):
-        return x.astype(dtype)
-
-
 def over_rows(body: Callable[[int, int], object], matrix: Array, arrays: int, ns: float) -> None:
     """Run ``body(start, stop)`` on tiles of rows that touch ``arrays`` of the size of ``matrix``, ``ns`` an element.
 

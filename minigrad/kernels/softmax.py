@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator
+from minigrad.backend import Array, accumulator, rounded
 from minigrad.core import sample
 from minigrad.fused import fused
-from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows, rounded
+from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
 from minigrad.ops import astype, exp, isfinite, log, max, stop_gradient, sum, where
 from minigrad.ops.shape import normal_axis
 
@@ -43,20 +44,11 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 @softmax.defforward
 def _softmax_forward(x: Any, axis: int) -> tuple[Array, dict[str, Any]]:
-    dtype, work = dtypes(x)
-    x = _last(x, axis, work)
-    out = np.empty_like(x)
-    rows, result = as_matrix(x, work), matrix_of(out)
-
-    def body(a: int, b: int) -> None:
-        y, (shift, total) = result[a:b], np.empty((2, b - a), work)
-        exponentials(rows[a:b], y, shift, total)
-        total[total == 0] = 1
+    def finish(x: Array, e: Array, shift: Array, total: Array) -> None:
         with np.errstate(under="ignore"):
-            y *= np.divide(1, total)[:, None]
+            e *= np.divide(1, total)[:, None]
 
-    over_rows(body, rows, arrays=2, ns=3.0)
-    return _home(out, axis, dtype), {}
+    return _by_rows(x, axis, 3.0, finish), {}
 
 
 @softmax.defbackward("x")
@@ -93,20 +85,11 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
 
 @log_softmax.defforward
 def _log_forward(x: Any, axis: int) -> tuple[Array, dict[str, Any]]:
-    dtype, work = dtypes(x)
-    x = _last(x, axis, work)
-    out = np.empty_like(x)
-    rows, result = as_matrix(x, work), matrix_of(out)
+    def finish(x: Array, e: Array, shift: Array, total: Array) -> None:
+        np.subtract(x, shift[:, None], out=e)
+        e -= np.log(total)[:, None]
 
-    def body(a: int, b: int) -> None:
-        y, (shift, total) = result[a:b], np.empty((2, b - a), work)
-        exponentials(rows[a:b], y, shift, total)
-        total[total == 0] = 1
-        np.subtract(rows[a:b], shift[:, None], out=y)
-        y -= np.log(total)[:, None]
-
-    over_rows(body, rows, arrays=2, ns=3.3)
-    return _home(out, axis, dtype), {}
+    return _by_rows(x, axis, 3.3, finish), {}
 
 
 @log_softmax.defbackward("x")
@@ -128,6 +111,26 @@ def _log_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]:
 
     over_rows(body, rows, arrays=3, ns=3.3)
     return (_home(gx, axis, x_dtype),)
+
+
+def _by_rows(x: Any, axis: int, ns: float, finish: Callable[[Array, Array, Array, Array], None]) -> Array:
+    """What ``finish(x, e, shift, total)`` makes, in place, of the exponentials e = e^(x - shift) of tiles of rows.
+
+    total is the sum of a row of e, 1 in a row of only -∞.
+    """
+    dtype, work = dtypes(x)
+    x = _last(x, axis, work)
+    out = np.empty_like(x)
+    rows, result = as_matrix(x, work), matrix_of(out)
+
+    def body(a: int, b: int) -> None:
+        e, (shift, total) = result[a:b], np.empty((2, b - a), work)
+        exponentials(rows[a:b], e, shift, total)
+        total[total == 0] = 1
+        finish(rows[a:b], e, shift, total)
+
+    over_rows(body, rows, arrays=2, ns=ns)
+    return _home(out, axis, dtype)
 
 
 def _last(x: Any, axis: int, work: Any) -> Array:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array
+from minigrad.backend import Array, rounded
 from minigrad.fused import fused
-from minigrad.kernels.rows import dtypes, over_elements, rounded
+from minigrad.kernels.rows import dtypes, over_elements
 from minigrad.ops import sigmoid
 from minigrad.parallel import scratch
 

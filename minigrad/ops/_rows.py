@@ -44,8 +44,8 @@ def _add_grouped(xp: Any, table: Array, ids: Array, rows: Array) -> None:
     """
     pick = {"mode": "clip"} if xp is np else {}  # spares NumPy the check of the range
     count = xp.bincount(ids, minlength=len(table))[ids]
-    order = xp.argsort(_narrow(ids, len(table)), kind="stable")
-    order = order[xp.argsort(_narrow(count[order], len(ids) + 1), kind="stable")]
+    order = xp.argsort(_short_keys(ids, len(table)), kind="stable")
+    order = order[xp.argsort(_short_keys(count[order], len(ids) + 1), kind="stable")]
     stop = 0
     for c, n in enumerate(xp.bincount(count).tolist()):
         if n:
@@ -57,6 +57,6 @@ def _add_grouped(xp: Any, table: Array, ids: Array, rows: Array) -> None:
             table[ids[members[::c]]] = picked
 
 
-def _narrow(keys: Array, limit: int) -> Array:
+def _short_keys(keys: Array, limit: int) -> Array:
     """``keys``, all below ``limit``, in 16 bits where they fit: NumPy then sorts by radix, ten times as fast."""
     return keys.astype(np.uint16) if limit <= 1 << 16 else keys

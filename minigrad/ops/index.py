@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, is_array, is_half
+from minigrad.backend import Array, array_module, is_array, is_half, raw
 from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
@@ -30,7 +30,7 @@ def plain_index(index: Any) -> Any:
         return tuple(plain_index(part) for part in index)
     if isinstance(index, list):
         return np.asarray(index, dtype=None if index else np.intp)
-    return getattr(index, "_data", index)
+    return raw(index)
 
 
 def is_basic(index: Any) -> bool:

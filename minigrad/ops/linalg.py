@@ -208,17 +208,17 @@ def _einsum_back(k: int, g: Array, operands: Any, terms: list[str], out: str) ->
         for i, (c, n) in enumerate(zip(own, lengths, strict=True))
     )
     part = unbroadcast(broadcast_to(part, full), tuple(lengths))
-    return part if own == terms[k] else _on_diagonal(part, own, terms[k], operands[k].shape)
+    return part if own == terms[k] else _on_diagonal(part, own, terms[k])
 
 
-def _on_diagonal(part: Array, own: str, term: str, shape: tuple[int, ...]) -> Array:
-    """Zeros of ``shape`` with ``part`` where the axes that share a subscript have equal indices."""
+def _on_diagonal(part: Array, own: str, term: str) -> Array:
+    """``part`` where the axes that share a subscript have equal indices, zeros elsewhere."""
     for place, c in enumerate(term):
         if term.index(c) == place:
             continue
         axis = own.index(c)
         n = part.shape[axis]
-        eye = np.eye(n, dtype=part.dtype) if array_module(part) is np else array_module(part).eye(n, dtype=part.dtype)
+        eye = array_module(part).eye(n, dtype=part.dtype)
         part = multiply(expand_dims(part, -1), reshape(eye, (*(n if i == axis else 1 for i in range(part.ndim)), n)))
     order, extra = [], len(own)
     for place, c in enumerate(term):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, to_device
+from minigrad.backend import Array, array_module, raw, to_device
 from minigrad.core import composite, elementwise, primitive, sample
 
 # fmt: off
@@ -24,8 +24,7 @@ __all__ = [
 
 def zeros_like(x: Array) -> Array:
     """Zeros in the shape of ``x``, as a constant."""
-    raw = getattr(x, "_data", x)
-    return array_module(raw).zeros_like(raw)
+    return array_module(x).zeros_like(raw(x))
 
 
 def _flat(g: Array) -> Array:

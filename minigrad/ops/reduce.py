@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, accumulator, array_module, is_half
+from minigrad.backend import Array, Axes, accumulator, array_module, is_half, rounded
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError
 from minigrad.ops.elementwise import exp, over
@@ -31,12 +31,6 @@ over_axes = [
     sample((2, 3, 2), axis=(0, -1), keepdims=True),
     sample((2, 3), axis=1, where=np.array([[True, False, True], [False, True, True]])),
 ]
-
-
-def narrow(result: Array, dtype: Any) -> Array:
-    """A sum formed in float32 rounded to the half-precision dtype of its input; too large a sum is ∞, silently."""
-    with np.errstate(over="ignore"):
-        return result.astype(dtype)
 
 
 def spread(g: Array, shape: tuple[int, ...], axis: Axes, keepdims: bool) -> Array:
@@ -73,7 +67,7 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     x = xp.asarray(x)
     chosen = {} if where is None else {"where": where}
     if is_half(x.dtype):
-        return narrow(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
+        return rounded(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
     return xp.sum(x, axis=axis, keepdims=keepdims, **chosen)
 
 
@@ -95,7 +89,7 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     total = xp.sum(x, axis=axis, keepdims=keepdims, dtype=accumulator(floating), **chosen)
     n = n if isinstance(n, int) else n.reshape(total.shape)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return narrow(xp.asarray(total / xp.asarray(n, dtype=total.dtype)), floating)
+        return rounded(xp.asarray(total / xp.asarray(n, dtype=total.dtype)), floating)
 
 
 def _mean_rule(g: Array, x_shape: Any, x_dtype: Any, axis: Axes, keepdims: bool, where: Array | None) -> Array:
@@ -121,7 +115,7 @@ def var(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, wher
     >>> print(float(var(np.array([1e8 + 1, 1e8 + 3]))))
     1.0
     """
-    return narrow(_wide_var(x, axis, ddof, keepdims, where), _floating(x))
+    return rounded(_wide_var(x, axis, ddof, keepdims, where), _floating(x))
 
 
 def _floating(x: Array) -> Any:
@@ -170,7 +164,7 @@ def std(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, wher
     >>> print(float(std(np.array([1.0, 3.0]))))
     1.0
     """
-    return narrow(array_module(x).sqrt(_wide_var(x, axis, ddof, keepdims, where)), _floating(x))
+    return rounded(array_module(x).sqrt(_wide_var(x, axis, ddof, keepdims, where)), _floating(x))
 
 
 std.defvjp(
@@ -189,7 +183,7 @@ def root_sum_square(x: Array, axis: Axes, keepdims: bool) -> Array:
     xp = array_module(x)
     x = xp.asarray(x)
     wide = x.astype(accumulator(x.dtype))
-    return narrow(xp.asarray(xp.sqrt(xp.sum(wide * wide, axis=axis, keepdims=keepdims))), x.dtype)
+    return rounded(xp.asarray(xp.sqrt(xp.sum(wide * wide, axis=axis, keepdims=keepdims))), x.dtype)
 
 
 root_sum_square.defvjp(
@@ -204,7 +198,7 @@ def root_sum_power(x: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
     x = xp.asarray(x)
     wide = xp.abs(x.astype(accumulator(x.dtype)))
     with np.errstate(divide="ignore"):
-        return narrow(xp.asarray(xp.sum(wide**ord, axis=axis, keepdims=keepdims) ** (1 / ord)), x.dtype)
+        return rounded(xp.asarray(xp.sum(wide**ord, axis=axis, keepdims=keepdims) ** (1 / ord)), x.dtype)
 
 
 def _power_norm_rule(g: Array, x: Array, out: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
@@ -340,13 +334,13 @@ def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     wide = x.astype(accumulator(x.dtype if x.dtype.kind not in "biu" else np.dtype(np.float64)))
     if x.size == 0:
         with np.errstate(divide="ignore"):
-            return narrow(xp.asarray(xp.log(xp.sum(wide, axis=axis, keepdims=keepdims))), wide.dtype)
+            return rounded(xp.asarray(xp.log(xp.sum(wide, axis=axis, keepdims=keepdims))), wide.dtype)
     top = xp.max(wide, axis=axis, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0)
     with np.errstate(divide="ignore", under="ignore", over="ignore"):
         total = xp.log(xp.sum(xp.exp(wide - top), axis=axis, keepdims=True)) + top
     total = total if keepdims else xp.squeeze(total, axis=axis)
-    return narrow(xp.asarray(total), x.dtype if x.dtype.kind not in "biu" else wide.dtype)
+    return rounded(xp.asarray(total), x.dtype if x.dtype.kind not in "biu" else wide.dtype)
 
 
 def softmax_from(x: Array, total: Array) -> Array:

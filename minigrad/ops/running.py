@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, array_module, is_half
+from minigrad.backend import Array, Axes, array_module, is_half, rounded
 from minigrad.core import primitive, sample
 from minigrad.ops.piecewise import zeros_like
-from minigrad.ops.reduce import kept, narrow, over_axes, spread
+from minigrad.ops.reduce import kept, over_axes, spread
 from minigrad.ops.shape import concatenate, flip, moveaxis, reshape
 
 __all__ = ["cumprod", "cumsum", "prod"]
@@ -29,7 +29,7 @@ def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     x = xp.asarray(x)
     chosen = {} if where is None else {"where": where}
     if is_half(x.dtype):
-        return narrow(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
+        return rounded(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
     return xp.prod(x, axis=axis, keepdims=keepdims, **chosen)
 
 
@@ -72,7 +72,7 @@ def cumsum(x: Array, axis: int | None = None) -> Array:
     xp = array_module(x)
     x = xp.asarray(x)
     out = xp.cumsum(x, axis=axis, dtype=_running(x))
-    return narrow(out, x.dtype) if is_half(x.dtype) else out
+    return rounded(out, x.dtype) if is_half(x.dtype) else out
 
 
 def _cumsum_rule(g: Array, x_shape: Any, axis: int | None) -> Array:
@@ -93,7 +93,7 @@ def cumprod(x: Array, axis: int | None = None) -> Array:
     xp = array_module(x)
     x = xp.asarray(x)
     out = xp.cumprod(x, axis=axis, dtype=_running(x))
-    return narrow(out, x.dtype) if is_half(x.dtype) else out
+    return rounded(out, x.dtype) if is_half(x.dtype) else out
 
 
 @primitive(samples=[sample((2, 3), (2, 3))])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import DType, as_dtype, check_device, use_device
-from minigrad.errors import DTypeError
+from minigrad.errors import ArgumentError, DTypeError
 from minigrad.tensor import Tensor, as_array
 
 
@@ -32,7 +32,10 @@ def from_dlpack(source: Any) -> Tensor:
         raise DTypeError("an object with __dlpack__", type(source).__name__, "asarray takes lists and numbers")
     kind, number = source.__dlpack_device__()
     with use_device("cpu" if kind == 1 else check_device(f"cuda:{number}")) as xp:
-        return asarray(xp.from_dlpack(source))
+        try:
+            return asarray(xp.from_dlpack(source))
+        except BufferError as error:  # a read-only array, say, before NumPy 2.1
+            raise ArgumentError("an array that can be shared", str(error), "copy it, or use asarray") from None
 
 
 def full(

@@ -94,9 +94,9 @@ class Tensor:
 
     @staticmethod
     def _wrap(array: Array) -> Tensor:
-        """A Tensor around an array, or around the NumPy number that an operation gave in place of a 0-d array."""
+        """A Tensor around an array, or around the number that an operation gave in place of a 0-d array."""
         tensor = Tensor.__new__(Tensor)
-        tensor._data = np.asarray(array) if isinstance(array, np.generic) else array
+        tensor._data = np.asarray(array) if isinstance(array, np.generic | int | float) else array
         tensor.grad = tensor._node = tensor._hooks = tensor.name = None
         tensor._requires_grad = False
         tensor._version = [0]

@@ -525,11 +525,20 @@ def test_dlpack_shares_memory_both_ways(dtype):
     assert ours.tolist() == [7, 2, 3]
     back = mg.from_dlpack(torch.arange(3).to(getattr(torch, dtype)))
     assert (back.dtype, back.tolist()) == (dtype, [0, 1, 2])
-    array = np.from_dlpack(ours)
-    assert np.shares_memory(array, ours.data)
+    assert np.shares_memory(np.from_dlpack(ours), ours.data)
+    array = np.arange(3).astype(dtype)
     assert np.shares_memory(mg.from_dlpack(array).data, array)
     with pytest.raises(DTypeError, match="__dlpack__"):
         mg.from_dlpack([1, 2])
+
+
+def test_an_operation_may_give_a_python_number() -> None:
+    @mg.primitive
+    def how_many(x):
+        return len(x)
+
+    del mg.REGISTRY["how_many"]
+    assert how_many(mg.Tensor([1.0, 2.0], requires_grad=True)).data == np.asarray(2)
 
 
 # ---- operations of one's own ----------------------------------------------------------------------------------------

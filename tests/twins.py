@@ -80,7 +80,9 @@ NUMPY = {
     "logsumexp": lambda n, x, axis=None, keepdims=False: n.log(n.sum(n.exp(x), axis, keepdims=keepdims)),
     "masked_fill": lambda n, x, mask, value: n.where(mask, value, x),
     "lerp": lambda n, start, end, weight: (1 - weight) * start + weight * end,
+    "clip": lambda n, x, min=None, max=None: n.clip(x, min, max),  # NumPy 2.0 has other keywords
     "clip_to_numbers": lambda n, x, min, max: n.clip(x, min, max),
+    "reshape": lambda n, x, shape: n.reshape(x, shape),  # NumPy 2.0 has another keyword
     "norm": _norm,
     "root_sum_square": lambda n, x, axis, keepdims: n.sqrt((x**2).sum(axis, keepdims=keepdims)),
     "root_sum_power": lambda n, x, ord, axis, keepdims: (abs(x) ** ord).sum(axis, keepdims=keepdims) ** (1 / ord),

@@ -8,7 +8,7 @@
 [2. 4. 6.]
 """
 
-from minigrad import backend, cuda, errors, functional, ops, parallel, random
+from minigrad import allocator, backend, cuda, errors, functional, ops, parallel, random
 from minigrad.anomaly import detect_anomaly
 from minigrad.backward import grad
 from minigrad.checkpointing import checkpoint
@@ -35,6 +35,7 @@ from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck
 
 tensor = Tensor
+allocator.keep_freed_memory()
 abs = ops.absolute
 __version__ = "0.1.0"
 

@@ -23,6 +23,7 @@ from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rope import apply_rope
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.kernels.swiglu import silu, swiglu
+from minigrad.kernels.swiglu_ffn import swiglu_ffn
 from nn.checks import as_operand, check_probability
 from nn.losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
 
@@ -49,6 +50,7 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
+    "swiglu_ffn",
 ]
 
 

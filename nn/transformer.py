@@ -17,7 +17,7 @@ from nn.cache import KVCache
 from nn.checks import as_ids, check_sizes
 from nn.containers import ModuleList
 from nn.feedforward import SwiGLU
-from nn.linear import Embedding, Linear
+from nn.linear import Embedding, Linear, is_bare
 from nn.module import Module
 from nn.normalization import RMSNorm
 from nn.positional import RotaryEmbedding
@@ -183,11 +183,13 @@ class TransformerLM(Module):
         """Cross-entropy in nats of ``targets``, the tokens that follow ``tokens``, both (batch, sequence).
 
         The mean over targets other than ignore_index. The same as ``F.cross_entropy(model(tokens), targets, …)``, but
-        the logits never exist all at once.
+        the logits never exist all at once, unless the head has hooks or was replaced.
         """
-        weight = self.lm_head.weight
-        targets = as_ids(targets, weight.device)
-        return F.linear_cross_entropy(self.hidden(tokens), weight, targets, ignore_index, label_smoothing, reduction)
+        targets = as_ids(targets, self.token_embeddings.weight.device)
+        goal = (targets, ignore_index, label_smoothing, reduction)
+        if is_bare(self.lm_head):
+            return F.linear_cross_entropy(self.hidden(tokens), self.lm_head.weight, *goal)
+        return F.cross_entropy(self.lm_head(self.hidden(tokens)), *goal)
 
 
 def _unrecorded(cache: KVCache | None) -> AbstractContextManager[None]:

@@ -22,7 +22,7 @@ from minigrad.kernels.swiglu import logistic, slope, swiglu
 from minigrad.parallel import TILE_BYTES, blas_threads, for_rows, scratch
 
 CHUNK = 1024  # rows whose gradients exist at once: enough for good matrix products, few enough for the L3 cache
-TILE_ROWS = 384  # of a tile: each product packs its matrix anew, so fewer are slower
+TILE_ROWS = 512  # of a tile: each product packs its matrix anew, so fewer are slower
 NS_PER_FLOP = 1 / 60  # of a product on one thread
 
 

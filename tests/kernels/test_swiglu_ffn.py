@@ -48,7 +48,9 @@ def test_keeps_two_arrays_as_wide_as_the_hidden_layer():
 @pytest.mark.parametrize(("lead", "d_in", "d_ff", "d_out"), [((0,), 3, 2, 4), ((2, 3), 0, 2, 4), ((2, 3), 3, 0, 4)])
 def test_empty(lead, d_in, d_ff, d_out):
     value, grads = derived(swiglu_ffn, arguments(lead, d_in, d_ff, d_out))
-    for array, shape in zip([value, *grads], [(*lead, d_out), (*lead, d_in), *[(d_ff, d_in)] * 2, (d_out, d_ff)]):
+    for array, shape in zip(
+        [value, *grads], [(*lead, d_out), (*lead, d_in), *[(d_ff, d_in)] * 2, (d_out, d_ff)], strict=True
+    ):
         np.testing.assert_array_equal(array, np.zeros(shape))
 
 

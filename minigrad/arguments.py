@@ -19,15 +19,15 @@ Check: TypeAlias = Callable[[Any, str], Any]  # (value, what it is) to the value
 
 
 def operand(value: Any, what: str) -> Any:
-    """``value`` where an array is meant: a number, an array, or (as an array) nested lists of numbers.
+    """``value`` where an array is meant: a number, an array, a Tensor, or (as an array) nested lists of numbers.
 
     >>> operand([1.0, 2.0], "x"), operand(2, "x")
     (array([1., 2.]), 2)
     """
+    if isinstance(value, int | float) or hasattr(value, "_data"):
+        return value
     if isinstance(value, list | tuple | range):
         return from_lists(value)
-    if isinstance(value, int | float):
-        return value
     if not (is_array(value) or isinstance(value, np.generic)):
         raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
     if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
@@ -41,7 +41,7 @@ def _stranger(value: Any) -> str:
         return complaint("c")
     if hasattr(value, "__dlpack__"):
         return "minigrad.from_dlpack shares its memory"
-    return "np.asarray makes an array of numbers" if hasattr(value, "__array__") else "give it numbers"
+    return "np.asarray makes an array of numbers" if hasattr(value, "__array__") else "compute with numbers alone"
 
 
 def from_lists(value: Any, dtype: Any = None) -> Any:
@@ -73,7 +73,7 @@ def operands(values: Any, what: str) -> list[Any]:
     """A list of arrays, tensors or numbers."""
     if not isinstance(values, Iterable) or isinstance(values, str | dict):
         raise CallError(f"a list of arrays for {what}", describe(values), "put a single one into a list: [x]")
-    return [value if hasattr(value, "_data") else operand(value, what) for value in values]
+    return [operand(value, what) for value in values]
 
 
 def whole(value: Any, what: str) -> int:
@@ -87,7 +87,7 @@ def whole(value: Any, what: str) -> int:
 
 
 def _number_hint(value: Any) -> str:
-    return "int() cuts the fraction off" if isinstance(value, float | np.floating) else "such as 0 or -1"
+    return "int() cuts the fraction off" if isinstance(value, float | np.floating) else "such as 1"
 
 
 def axes(value: Any, what: str) -> Any:
@@ -120,7 +120,7 @@ def as_shape(value: Any, what: str = "shape") -> tuple[int, ...]:
     lengths = value if isinstance(value, tuple | list) else (value,)
     found = tuple(whole(n, f"every length in {what}") for n in lengths)
     if any(n < 0 for n in found):
-        raise ShapeError(f"a {what} of lengths from 0", describe(value), "-1 is for reshape alone")
+        raise ShapeError(f"lengths from 0 in {what}", describe(value), "-1 is for reshape alone")
     return found
 
 

@@ -32,8 +32,12 @@ class _Recompute:
     def __init__(
         self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], state: dict[str, Any]
     ) -> None:
-        self.fn, self.sources, self.edges, self.state = fn, sources, edges, state
-        self.position = {name: i for i, name in enumerate([*(f"input {i}" for i in range(len(edges))), *reads])}
+        self.fn, self.sources, self.edges, self.reads, self.state = fn, sources, edges, reads, state
+        self.position = {f"input {i}": i for i in range(len(edges))}
+
+    def argument(self, position: int) -> str:
+        """What a text calls a tensor that the function reads; these are counted after the edges."""
+        return f"{self.reads[position - len(self.edges)]}, which the function reads,"
 
     def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
@@ -76,7 +80,7 @@ class _Reading(Observer):
             if isinstance(value, Tensor) and value._node is None and id(value._version) not in self.seen:
                 self.seen.add(id(value._version))
                 self.versions.append((value._version, value._version[0]))
-                self.names.append(f"{len(self.names)}: {value._brief()}")
+                self.names.append(value._brief())
 
 
 @explained

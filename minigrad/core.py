@@ -37,7 +37,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from minigrad.arguments import CHECKS, operand, operands
 from minigrad.backend import is_floating
 from minigrad.errors import ArgumentError, CallError, GraphError, MiniGradError
-from minigrad.explain import FOREIGN, explain, in_our_terms, is_from_inside, wrong_call
+from minigrad.explain import FOREIGN, explain, in_our_terms, is_clear, wrong_call
 from minigrad.plan import Plan, Rule, legal_names, make_plan, residual_names
 from minigrad.recording import mode
 
@@ -111,8 +111,7 @@ class Node:
         while isinstance(edge, Node) and edge.primitive.view and edge.parents:
             edge = edge.parents[0]
         own = f"tensor {edge.name!r}, " if isinstance(edge, Tensor) and edge.name else ""
-        names = list(self.primitive.position)
-        return f"{own}argument {names[0 if self.primitive.sequence else position]!r}"
+        return f"{own}{self.primitive.argument(position)}"
 
 
 # ---- 2. primitives --------------------------------------------------------------------------------------------------
@@ -189,7 +188,7 @@ class Operation(Generic[P]):
     def checked(self, value: Any, name: str) -> Any:
         """An argument in the form that the function takes, or an error that names it."""
         check = self.checks.get(name)
-        return value if check is None or isinstance(value, Tensor) else check(value, f"{name!r} of {self.label}")
+        return value if check is None else check(value, f"{name!r} of {self.label}")
 
 
 class Composite(Operation[P]):
@@ -207,10 +206,9 @@ class Composite(Operation[P]):
             named: Any = {name: self.checked(value, name) for name, value in kwargs.items()}
             return self.function(*values, *args[len(values) :], **named)
         except (*FOREIGN, MiniGradError) as error:
-            told = in_our_terms(self, args, kwargs, error)
-            if told is error:
+            if is_clear(self, error):
                 raise
-            raise told from None
+            raise in_our_terms(self, args, kwargs, error) from None
 
 
 class Primitive(Operation[P]):
@@ -263,11 +261,16 @@ class Primitive(Operation[P]):
 
         return declare
 
+    def argument(self, position: int) -> str:
+        """What a text calls the argument at ``position``, those of a leading list by its name."""
+        return f"argument {self.names[0 if self.sequence else position]!r}"
+
     def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool) -> None:
         legal = legal_names(self.position)
         unknown = [name for name in residual_names(rule) if name not in legal]
         if (unknown and not self._extras_allowed()) or not set(names) <= set(self.position):
-            raise CallError(f"rules of {self.name!r} that read {sorted(legal)}", f"{unknown or names}")
+            hint = "the parameters of a rule, after the first, name what it reads"
+            raise CallError(f"rules of {self.name!r} that read {sorted(legal)}", f"{unknown or names}", hint)
         for name in names:
             self.checks.setdefault(name, operand)
         self.rules.append((tuple(self.position[name] for name in names), rule, joint))
@@ -320,10 +323,8 @@ class Primitive(Operation[P]):
             raise wrong_call(self, args, kwargs)
         return values
 
-    def _told(self, raw: list[Any], count: int, error: Exception) -> Exception:
-        """What the user is told of an error from inside: the argument at fault, or the whole call; his own as it is."""
-        if isinstance(error, MiniGradError) or not is_from_inside(error.__traceback__):
-            return error
+    def _told(self, raw: list[Any], count: int, error: Exception) -> MiniGradError:
+        """What the user is told of an error from inside: the argument at fault, or else the whole call."""
         values = [raw[:count], *raw[count:]] if self.sequence else raw
         arguments = dict(zip(self.names, values, strict=True))
         try:
@@ -331,17 +332,16 @@ class Primitive(Operation[P]):
                 if value is not self.parameters[name].default:
                     self.checked(value, name)
         except MiniGradError as fault:
-            return fault
-        return explain(self, arguments, error)
+            return fault.with_traceback(None)
+        return explain(self, arguments, getattr(error, "source", None) or error)
 
     def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
         try:
             return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
         except FOREIGN as error:
-            told = self._told(raw, count, error)
-            if told is error:
+            if is_clear(self, error):
                 raise
-            raise told from None
+            raise self._told(raw, count, error) from None
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""

@@ -47,7 +47,7 @@ def from_dlpack(source: Any) -> Tensor:
 
 @explained
 def full(
-    shape: Any, value: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False
+    shape: Any, value: Any, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """A tensor with ``value`` everywhere; float32 unless told.
 
@@ -61,7 +61,7 @@ def full(
 
 
 @explained
-def zeros(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def zeros(shape: Any, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A tensor of zeros; float32 unless told.
 
     >>> zeros((2, 3)).shape
@@ -71,7 +71,7 @@ def zeros(shape: Any, dtype: DType = np.float32, device: str | None = None, requ
 
 
 @explained
-def ones(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def ones(shape: Any, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A tensor of ones; float32 unless told.
 
     >>> ones((2, 3)).shape
@@ -96,7 +96,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: DType = None, dev
 
 
 @explained
-def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = np.float32, device: str | None = None) -> Tensor:
+def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = "float32", device: str | None = None) -> Tensor:
     """An ``n × m`` matrix with ones on its ``k``-th diagonal; float32 unless told.
 
     >>> print(eye(2).data)
@@ -104,5 +104,5 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = np.float32, dev
      [0. 1.]]
     """
     with use_device(check_device(device)) as xp:
-        (rows, columns), k = as_shape((n, n if m is None else m), "n and m"), whole(k, "k")
-        return Tensor._wrap(xp.eye(rows, columns, k, dtype=as_dtype(dtype)))
+        shape = as_shape((n, n if m is None else m), "n, m")
+        return Tensor._wrap(xp.eye(*shape, whole(k, "k"), dtype=as_dtype(dtype)))

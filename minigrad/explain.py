@@ -58,6 +58,8 @@ def describe(value: Any, limit: int = 40) -> str:
 
 def called(name: str, signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
     """A call as it might be written: required arguments in their places, others by name if they aren't the default."""
+    if name == "getitem":
+        return "{}[{}]".format(*map(describe, arguments.values()))
     parts = []
     for key, value in arguments.items():
         parameter = signature.parameters.get(key)
@@ -104,6 +106,8 @@ def wrong_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 # What an error of NumPy says, the kind of ours, what was expected, and what to do.
 KINDS: list[tuple[str, type[MiniGradError], str, str]] = [
+    (r"does not match previous terms", ShapeError, "one length for each subscript",
+     "a letter stands for the same length everywhere"),
     (r"core dimension|enough dimensions", ShapeError, "x (..., n, k) @ y (..., k, m), or vectors of length k",
      "swapaxes(-1, -2) transposes matrices; * multiplies elements"),
     (r"boolean index did not match", ShapeError, "a mask with the lengths of the axes that it picks from",
@@ -120,6 +124,7 @@ KINDS: list[tuple[str, type[MiniGradError], str, str]] = [
     (r"zero-size|empty sequence", ShapeError, "at least one element", "initial= is the result of none (max, min)"),
     (r"number of dimensions|array dimensions except", ShapeError,
      "arrays that are alike in every axis but the one along which they are joined", "minigrad.stack makes a new axis"),
+    (r"array element with a sequence", ShapeError, "as many values as places", "x[0] = 1.0 sets one"),
     (r"zero-dimensional arrays cannot", ShapeError, "arrays with at least one axis", "minigrad.stack joins scalars"),
     (r"at least one array", ArgumentError, "at least one array", "the list is empty"),
     (r"too many indices", IndexRangeError, "at most as many indices as axes", "None adds an axis, ... skips some"),
@@ -130,8 +135,10 @@ KINDS: list[tuple[str, type[MiniGradError], str, str]] = [
     (r"negative dimensions|negative values", ArgumentError, "no negative lengths", "slices leave elements out"),
     (r"negative integer powers", DTypeError, "floating-point numbers for negative powers", "write 2.0 for 2"),
     (r"numpy boolean", DTypeError, "numbers; booleans have no difference", "~ and ^ work on booleans"),
+    (r"ufunc '(invert|bitwise_\w+)' not", DTypeError, "booleans or integers for ~, &, | and ^",
+     "compare first: (x > 0) & (y > 0)"),
     (r"not supported for the input types|contain a loop", DTypeError, "arrays of a dtype that the operation works on",
-     "compare first (x > 0) for &, |, ^ and ~, which take booleans and integers"),
+     "astype changes the dtype"),
     (r"as an integer|sequence of integers", CallError, "whole numbers where lengths, axes and counts are meant",
      "int() or // makes whole numbers"),
 ]  # fmt: skip
@@ -155,15 +162,17 @@ def translate(call: str, takes: str, arguments: Iterable[Any], error: Exception)
         ours = axis_error(error.axis, error.ndim, call)
     elif found := re.search(r"index (-?\d+) is out of bounds for (?:axis (\d+) with )?size (\d+)", text):
         index, axis, size = found.groups()
-        hint = "the first is 0, the last is -1" if int(size) else "the axis is empty"
-        expected = f"an index from -{size} to {int(size) - 1} on axis {axis or 0}"
+        hint = "the first is 0, the last is -1" if int(size) else "there is nothing to pick"
+        expected = (
+            f"an index from -{size} to {int(size) - 1} on axis {axis or 0}" if int(size) else "an axis with elements"
+        )
         ours = IndexRangeError(expected, f"{index}, in {call}", hint)
     else:
         fallback = DTypeError if isinstance(error, TypeError | AttributeError) else ShapeError
         unknown = ("", fallback, f"arguments that fit {takes}", "")
         pattern, kind, expected, hint = next((row for row in KINDS if re.search(row[0], text)), unknown)
         ours = kind(expected, call if pattern else f"{call}: {text}", hint or "help() shows what it takes")
-    ours.source = error
+    ours.source = error.with_traceback(None)  # whose frames would keep the arrays alive
     return ours
 
 
@@ -171,9 +180,12 @@ def axis_error(axis: int, ndim: int, where: str = "") -> AxisError:
     """The error for an axis that an array with ``ndim`` axes doesn't have."""
     got = f"{axis}, in {where}" if where else str(axis)
     if not ndim:
-        return AxisError("an array with at least one axis", f"axis {got}", "a single number has no axes")
-    counted = f"the array has {ndim} axes, counted from 0" if ndim > 1 else "the array has one axis"
-    return AxisError(f"an axis from {-ndim} to {ndim - 1}", got, counted)
+        error = AxisError("an array with at least one axis", f"axis {got}", "a single number has no axes")
+    else:
+        counted = f"the array has {ndim} axes, counted from 0" if ndim > 1 else "the array has one axis"
+        error = AxisError(f"an axis from {-ndim} to {ndim - 1}", got, counted)
+    error.source = np.exceptions.AxisError(axis, ndim)  # to be told again of the call that was given the axis
+    return error
 
 
 # ---- whose error it is ----------------------------------------------------------------------------------------------
@@ -192,19 +204,26 @@ def is_from_inside(trace: TracebackType | None) -> bool:
     return True
 
 
-def in_our_terms(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> Exception:
-    """``error``, which a call of ``function`` raised in the frame that asks: explained, or itself if it is the user's.
+def is_clear(function: Any, error: Exception) -> bool:
+    """Whether ``error``, raised by a call of ``function`` in the frame that asks, is one of ours or of the user's own.
 
     A TypeError that no deeper frame raised is Python's refusal to make the call. What an operation inside said of
-    NumPy's error is said again of the whole call.
+    NumPy's error is said again of the whole call (but not of a method, which says no more than its function).
     """
     inner = error.__traceback__ and error.__traceback__.tb_next
     if inner is None:
-        return wrong_call(function, args, kwargs) if type(error) is TypeError else error
+        return type(error) is not TypeError
+    if isinstance(error, MiniGradError) and (error.source is None or "self" in inspect.signature(function).parameters):
+        return True
+    return not is_from_inside(inner)
+
+
+def in_our_terms(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> MiniGradError:
+    """``error``, which is not clear by itself, on the terms of the call that raised it."""
+    if error.__traceback__ is None or error.__traceback__.tb_next is None:
+        return wrong_call(function, args, kwargs)
     source = error.source if isinstance(error, MiniGradError) else error
-    if source is None or not is_from_inside(inner):
-        return error
-    return explain(function, bound(function, args, kwargs), source)
+    return explain(function, bound(function, args, kwargs), source or error)
 
 
 def explained(function: F) -> F:
@@ -215,9 +234,8 @@ def explained(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except (*FOREIGN, MiniGradError) as error:
-            told = in_our_terms(function, args, kwargs, error)
-            if told is error:
+            if is_clear(function, error):
                 raise
-            raise told from None
+            raise in_our_terms(function, args, kwargs, error) from None  # kept in no variable: that would be a cycle
 
     return wrapped  # type: ignore[return-value]

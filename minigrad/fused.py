@@ -13,7 +13,7 @@ from minigrad import core
 from minigrad.backend import array_module
 from minigrad.backward import grad
 from minigrad.core import Node, Primitive
-from minigrad.explain import FOREIGN
+from minigrad.explain import FOREIGN, is_clear
 from minigrad.plan import Plan
 from minigrad.recording import enable_grad
 
@@ -77,10 +77,9 @@ class Fused(Primitive[P]):
             result: tuple[Any, dict[str, Any]] = self.kernel(*raw, **asked)
             return result
         except FOREIGN as error:
-            told = self._told(raw, count, error)
-            if told is error:
+            if is_clear(self, error):
                 raise
-            raise told from None
+            raise self._told(raw, count, error) from None
 
     def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients by the backward kernel; by differentiating the definition where they must be differentiable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -45,7 +46,8 @@ NAMES = {
     "empty": "minigrad.zeros", "linspace": "minigrad.asarray(np.linspace(…))", "zeros_like": "0 * x",
     "ones_like": "0 * x + 1", "full_like": "minigrad.full(x.shape, …)", "new_zeros": "minigrad.zeros",
     "new_ones": "minigrad.ones", "new_tensor": "minigrad.Tensor", "allclose": "np.allclose", "nn": "import nn",
-    "optim": "import optim", "Parameter": "nn.Parameter",
+    "optim": "import optim", "Parameter": "nn.Parameter", "RMSprop": "optim.Adam", "Adagrad": "optim.Adam",
+    "lr_scheduler": "optim.cosine_schedule",
     # layers and losses
     "MultiheadAttention": "nn.MultiHeadAttention", "Identity": "nn.Sequential()", "Flatten": "x.reshape(len(x), -1)",
     "Sigmoid": "minigrad.sigmoid(x)", "Tanh": "minigrad.tanh(x)", "Softplus": "minigrad.softplus(x)",
@@ -96,6 +98,9 @@ def unknown_name(owner: Any, label: str, name: str) -> AttributeError:
 
 
 def _name_hint(name: str) -> str:
+    for module in ("minigrad", "nn", "nn.functional", "optim"):
+        if name in getattr(sys.modules.get(module), "__all__", ()):
+            return f"use {module}.{name}"
     if name in NAMES:
         return f"use {NAMES[name]}"
     if name.endswith("_"):

@@ -64,7 +64,7 @@ def normal(
     loc: float = 0.0,
     scale: float = 1.0,
     size: Any = None,
-    dtype: DType = np.float32,
+    dtype: DType = "float32",
     device: str | None = None,
     generator: Any = None,
 ) -> Tensor:
@@ -84,7 +84,7 @@ def uniform(
     low: float = 0.0,
     high: float = 1.0,
     size: Any = None,
-    dtype: DType = np.float32,
+    dtype: DType = "float32",
     device: str | None = None,
     generator: Any = None,
 ) -> Tensor:
@@ -104,7 +104,7 @@ def randint(
     low: int,
     high: int | None = None,
     size: Any = None,
-    dtype: DType = np.int64,
+    dtype: DType = "int64",
     device: str | None = None,
     generator: Any = None,
 ) -> Tensor:

@@ -131,9 +131,10 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 def _opened(path: str | os.PathLike[str]) -> Any:
     if not Path(_checked_path(path)).is_file():
-        hint = "it is a folder" if Path(path).is_dir() else "the path is relative to the working directory"
-        raise FileFormatError("a safetensors file", f"no file {str(path)!r}", "" if Path(path).is_absolute() else hint)
+        hint = "it is a folder" if Path(path).is_dir() else f"the working directory is {os.getcwd()!r}"
+        raise FileFormatError("a safetensors file", f"no file {str(path)!r}", hint)
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:
-        raise FileFormatError("a safetensors file", f"{str(path)!r}: {error}") from None
+        hint = "save() writes such files"
+        raise FileFormatError("a safetensors file", f"{str(path)!r}: {error}", hint) from None

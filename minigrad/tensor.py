@@ -182,7 +182,8 @@ class Tensor:
 
     def _brief(self) -> str:
         name = f" {self.name!r}" if self.name else ""
-        return f"a {self.dtype} tensor{name} of shape {self.shape}"
+        article = "an" if self.dtype.kind == "i" else "a"
+        return f"{article} {self.dtype} tensor{name} of shape {self.shape}"
 
     def __repr__(self) -> str:
         numbers = np.array2string(to_numpy(self._data), separator=", ", prefix="Tensor(", threshold=1000)
@@ -266,7 +267,7 @@ class Tensor:
         operation = NUMPY_UFUNCS.get(ufunc.__name__)
         if operation is None or method != "__call__" or options.get("out") is not None:
             hint = "nothing works in place; np.asarray(t) or t.numpy() gives a plain array"
-            called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            called = ufunc.__name__ + ("" if method == "__call__" else f".{method}") + " with out=" * ("out" in options)
             raise CallError("a NumPy function that minigrad differentiates", f"np.{called}", hint)
         return operation(*inputs, **options)
 
@@ -347,12 +348,16 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         return ops.getitem(self, index)
 
-    @explained
     def __setitem__(self, index: Any, value: Any) -> None:
         if self._requires_grad:
             hint = "use minigrad.where, put_along_axis or scatter_add, which return new tensors"
             raise GraphError("a tensor without a history to assign into", self._brief(), hint)
-        self._data[ops.plain_index(index)] = raw(value) if isinstance(value, Tensor) else operand(value, "x[index] =")
+        place, new = ops.plain_index(index), raw(operand(value, "the values of x[index]"))
+        try:
+            self._data[place] = new
+        except FOREIGN as error:
+            call = f"{describe(self)}[{describe(index)}] = {describe(value)}"
+            raise translate(call, "x[index] = values", (self,), error) from None
         self._version[0] += 1
 
     def __floordiv__(self, other: Any) -> Any:

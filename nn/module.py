@@ -197,7 +197,8 @@ class Module:
         faults |= {"wrong shape": wrong, "different values of one tied parameter": [] if wrong else _conflicts(pairs)}
         if any(faults.values()):
             got = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
-            raise StateError(f"the {len(own)} names and shapes of this {type(self).__name__}", got)
+            hint = "strict=False permits names that are missing or unexpected"
+            raise StateError(f"the {len(own)} names and shapes of this {type(self).__name__}", got, hint)
         new = [(tensor, Tensor(value, dtype=tensor.dtype, device=tensor.device)) for _, tensor, value in pairs]
         for tensor, value in new:
             tensor.data = value

@@ -225,6 +225,8 @@ def norm(x: Array, ord: float = 2, axis: Axes = None, keepdims: bool = False) ->
     """
     if not isinstance(ord, int | float) or math.isnan(ord):
         raise ArgumentError("the order of a vector norm, a number", repr(ord), "matrix norms are out of scope")
+    for a in () if axis is None else listed(axis):
+        normal_axis(a, np.ndim(x))
     if x.dtype.kind in "biu":
         x = astype(x, np.dtype(np.float64))
     if ord == 2:

@@ -377,6 +377,8 @@ def test_what_is_no_gradient_of_the_parameter_is_refused_where_it_is_assigned():
     (p,) = parameters((3,))
     with pytest.raises(ShapeError, match=r"a gradient of shape \(3,\)\nGot: shape \(2,\)"):
         p.grad = np.ones(2)
-    with pytest.raises(DTypeError, match=r"a plain array .*\nGot: a float64 tensor of shape \(3,\)\nHint: assign g.data"):
+    with pytest.raises(
+        DTypeError, match=r"a plain array .*\nGot: a float64 tensor of shape \(3,\)\nHint: assign g.data"
+    ):
         p.grad = mg.Tensor([1.0, 1.0, 1.0])
     assert p.grad is None

@@ -47,6 +47,8 @@ def describe(value: Any, limit: int = 40) -> str:
     if is_array(array):
         return f"{array.dtype} {array.shape}"
     kind = type(value)
+    if inspect.isroutine(value):
+        return f"{value.__name__}()"
     if isinstance(value, list | tuple) and any(is_array(raw(part)) for part in value):
         ends = "[]" if isinstance(value, list) else "()"
         return ends[0] + ", ".join(describe(part) for part in value[:4]) + (", …" * (len(value) > 4)) + ends[1]

@@ -78,10 +78,10 @@ def keyword_hint(unknown: str, known: Container[str]) -> str:
     """What to do about a keyword that a function with the arguments ``known`` doesn't have.
 
     >>> keyword_hint("dim", ["x", "axis"])
-    'minigrad follows NumPy: axis= in place of dim='
+    'axis= takes the place of dim='
     """
     ours = KEYWORDS.get(unknown, "")
-    return f"minigrad follows NumPy: {ours}= in place of {unknown}=" if ours in known else f"there is no {unknown}="
+    return f"{ours}= takes the place of {unknown}=" if ours in known else f"there is no {unknown}="
 
 
 def unknown_name(owner: Any, label: str, name: str) -> AttributeError:

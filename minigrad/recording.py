@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from minigrad.errors import CallError
+from minigrad.explain import describe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +30,9 @@ class _Recording:
     def __init__(self, *given: Any) -> None:
         if given:
             name = type(self).__name__
-            raise CallError(f"{name}() without arguments", f"{name}({given[0]!r})", f"@{name}() with its parentheses")
+            raise CallError(
+                f"{name}() without arguments", f"{name}({describe(given[0])})", f"@{name}() with its parentheses"
+            )
         self._before: list[bool] = []
 
     def __enter__(self) -> None:

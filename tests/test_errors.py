@@ -293,9 +293,7 @@ def _named_tanh() -> Any:
     return tanh
 
 
-@pytest.mark.parametrize(
-    "operand", [1j, "a", None, object(), np.array([None]), np.array(["a"]), torch.ones(2)], ids=str
-)
+@pytest.mark.parametrize("operand", [1j, "a", None, {}, np.array([None]), np.array(["a"]), torch.ones(2)], ids=str)
 @pytest.mark.parametrize("operation", [mg.add, mg.matmul, mg.exp, mg.sort, F.softmax, F.relu])
 def test_no_odd_tensors(operation: Any, operand: Any) -> None:
     """What holds no real numbers is refused wherever an array is meant, also beside a Tensor."""

@@ -17,7 +17,7 @@ NAMES = {
     "scatter": "put_along_axis", "index_select": "take", "index_add": "scatter_add", "masked_select": "x[mask]",
     "t": "T", "mT": "swapaxes(-1, -2)", "chunk": "array_split", "narrow": "x[start:stop]", "movedim": "moveaxis",
     "repeat_interleave": "repeat", "contiguous": "nothing: operations take any layout", "clone": "copy",
-    "fill_diagonal": "where", "unbind": "list(x)", "flatten": "reshape(-1)",
+    "fill_diagonal": "where", "unbind": "list(x)", "flatten": "ravel",
     # dtypes and devices
     "type": "astype", "float": "astype('float32')", "double": "astype('float64')", "half": "astype('float16')",
     "bfloat16": "astype('bfloat16')", "long": "astype('int64')", "int": "astype('int32')", "bool": "astype('bool')",
@@ -58,7 +58,6 @@ NAMES = {
     "BCELoss": "nn.functional.binary_cross_entropy_with_logits",
     "binary_cross_entropy": "binary_cross_entropy_with_logits", "L1Loss": "minigrad.absolute(x - y).mean()",
     "l1_loss": "minigrad.absolute(x - y).mean()", "logsigmoid": "-minigrad.softplus(-x)",
-    "TransformerEncoderLayer": "nn.EncoderLayer", "TransformerDecoderLayer": "nn.DecoderLayer",
     "ParameterList": "attributes of an nn.Module, one for each", "init": "x.data = …",
     "utils": "optim.clip_grad_norm", "clip_grad_norm_": "optim.clip_grad_norm",
     **dict.fromkeys(("Conv1d", "Conv2d", "conv1d", "conv2d"), "another library: convolutions are out of scope"),

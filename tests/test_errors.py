@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import operator
 import os
 import pickle
 import re
@@ -26,6 +27,7 @@ import nn.functional as F
 import optim
 from minigrad import errors
 from minigrad.errors import ArgumentError, CallError, DTypeError, GraphError, MiniGradError
+from minigrad.habits import NAMES
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "errors.md"
@@ -129,6 +131,21 @@ def test_dir_lists_public_names_alone(module: Any) -> None:
     assert set(dir(module)) >= set(module.__all__)
     assert not [name for name in dir(module) if name not in module.__all__ and not name.startswith("__")]
     assert not hasattr(module, "no_such_name") and not hasattr(module, "__no_such_name__")
+
+
+def test_hints_name_what_there_is() -> None:
+    """Each name that a hint of the table gives exists: in a module, or as a method of a tensor."""
+    owners = {"minigrad": mg, "nn": nn, "optim": optim, "np": np}
+    seen = 0
+    for name, ours in NAMES.items():
+        for owner, path in re.findall(r"(?<![\w.])(minigrad|nn|optim|np)\.(functional\.\w+|random\.\w+|\w+)", ours):
+            assert operator.attrgetter(path)(owners[owner]), name
+            seen += 1
+        if re.fullmatch(r"[a-z_]+", ours):
+            assert hasattr(mg.Tensor, ours) or ours in F.__all__, name
+            seen += 1
+        assert name not in mg.__all__ + nn.__all__ + F.__all__ + optim.__all__
+    assert seen > 90
 
 
 def test_every_method_says_its_signature() -> None:

@@ -37,6 +37,8 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     """
     path = Path(os.path.realpath(_checked_path(path)))  # a link stays a link: what it points to is written
     plain, text = _plain(arrays), _text(metadata)
+    if path.is_dir():
+        raise ArgumentError("the path of a file", f"the folder {str(path)!r}", "name a file in it")
     if not path.parent.is_dir():
         raise MissingFileError("a folder to save in", f"no folder {str(path.parent)!r}", "os.makedirs makes it")
     _sweep(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import operator
 import os
 import pickle
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 import minigrad as mg
@@ -388,8 +390,15 @@ def test_saving_sweeps_up_after_saves_that_were_killed() -> None:
     assert sorted(os.listdir()) == [".a[1].8.8.tmp", ".b.7.7.tmp", "README.md", "a[1]"]
 
 
-def test_a_save_that_fails_says_the_number_of_the_fault() -> None:
-    os.mkdir("folder")
-    with pytest.raises(IsADirectoryError):
-        mg.save("folder", {"x": np.ones(1)})
-    assert os.listdir("folder") == [] and sorted(os.listdir()) == ["README.md", "folder"]
+def test_a_save_that_fails_says_the_number_of_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is told as the operating system tells it; the old file stays, and nothing is left over."""
+
+    def full(*_: Any, **options: Any) -> None:
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    mg.save("a", {"x": np.ones(1)})
+    monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        mg.save("a", {"x": np.zeros(1)})
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, os.path.realpath("a"))
+    assert mg.load("a")["x"].tolist() == [1] and sorted(os.listdir()) == ["README.md", "a"]

@@ -9,6 +9,7 @@
 ['0.weight', '0.bias', '2.weight', '2.bias']
 """
 
+from minigrad.habits import module_names
 from nn import functional
 from nn.activation import GELU, GLU, Dropout, ReLU, SiLU
 from nn.attention import MultiHeadAttention
@@ -53,3 +54,4 @@ __all__ = [
     "perplexity",
     "total_loss",
 ]
+__getattr__, __dir__ = module_names(globals())

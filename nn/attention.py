@@ -97,6 +97,7 @@ class MultiHeadAttention(Module):
         - positions: of x, for rope: integers (T,) or (..., T); by default they count on from the cache, or from 0
         - cache: keys and values of earlier positions, to which those of x are added; x then sees all of them
         """
+        check_sequences(x, context)
         source = x if context is None else context
         q = split_heads(self.q_proj(x), self.num_heads)
         k, v = (split_heads(project(source), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
@@ -114,6 +115,13 @@ class MultiHeadAttention(Module):
     def extra_repr(self) -> str:
         shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
         return f"num_heads={self.num_heads}{shared}, head_dim={self.head_dim}, dropout={self.dropout}"
+
+
+def check_sequences(*sequences: Any) -> None:
+    """Refuse what has no axis of positions."""
+    for x in sequences:
+        if x is not None and np.ndim(x) < 2:
+            raise ShapeError("sequences (..., T, d_model)", f"shape {np.shape(x)}", "x[None] adds an axis of positions")
 
 
 def head_sizes(d_model: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from minigrad import asarray
 from minigrad.backend import Array, array_module
-from minigrad.errors import GraphError, ShapeError
+from minigrad.errors import DTypeError, GraphError, ShapeError
+from minigrad.explain import describe
 from nn.checks import check_sizes
 
 
@@ -26,6 +27,9 @@ class KVCache:
     """
 
     def __init__(self, model: Any, max_length: int | None = None) -> None:
+        if max_length is None and not hasattr(model, "context_length"):
+            hint = "nn.TransformerLM is one; or give max_length"
+            raise DTypeError("a language model with a context_length", describe(model), hint)
         self.max_length: int = model.context_length if max_length is None else max_length
         check_sizes(max_length=self.max_length)
         self.reset()

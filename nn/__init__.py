@@ -20,6 +20,7 @@ from nn.evaluation import perplexity, total_loss
 from nn.feedforward import FeedForward, SwiGLU
 from nn.generation import generate
 from nn.linear import Embedding, Linear
+from nn.llama import load_llama, save_llama
 from nn.masks import causal_mask, pad_sequences, padding_mask
 from nn.module import Module
 from nn.normalization import LayerNorm, RMSNorm
@@ -59,9 +60,11 @@ __all__ = [
     "causal_mask",
     "functional",
     "generate",
+    "load_llama",
     "next_token_probabilities",
     "pad_sequences",
     "padding_mask",
     "perplexity",
+    "save_llama",
     "total_loss",
 ]

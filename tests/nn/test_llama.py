@@ -32,11 +32,6 @@ LLAMA3 = {
 TOKENS = np.random.default_rng(0).integers(23, size=(2, 50))
 
 
-@pytest.fixture(scope="module")
-def transformers():
-    return pytest.importorskip("transformers", reason="transformers is not installed")
-
-
 def logits_of(model):
     with torch.no_grad():
         return model.eval()(torch.tensor(TOKENS)).logits.float().numpy()

@@ -12,6 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training_start import greet_ctrl_c
+
+if __name__ == "__main__":
+    greet_ctrl_c("generate.py")
+
 import numpy as np
 from lm_text import Tokenizer, tokenizer_from_json
 from training_checkpoint import Checkpoint, open_checkpoint
@@ -30,7 +35,7 @@ class Config(Flags):
     """The flags of this program."""
 
     checkpoint: str | None = flag(None, path, "run folder or step folder (default: the newest run in runs/)")
-    prompt: str = flag("\n", text, "text to continue")
+    prompt: str | None = flag(None, text, "text to continue (default: what the run's own samples begin with)")
     max_new_tokens: int = flag(300, whole(0), "tokens in each sample")
     temperature: float = flag(0.8, not_negative, "0 takes the likeliest token each time")
     top_k: int = flag(0, whole(0), "sample among this many likeliest tokens; 0 is off")
@@ -58,10 +63,9 @@ def load_model(checkpoint: Checkpoint, device: str) -> tuple[nn.TransformerLM, T
 
 def generate(config: Config) -> int:
     """Print the samples."""
-    model, tokenizer = load_model(open_checkpoint(Path(config.checkpoint or newest_run())), config.device)
-    prompt = tokenizer.encode(config.prompt)
-    if not len(prompt):
-        raise ArgumentError("a prompt of at least one token", repr(config.prompt))
+    checkpoint = open_checkpoint(Path(config.checkpoint or newest_run()))
+    model, tokenizer = load_model(checkpoint, config.device)
+    prompt = tokenizer.encode(config.prompt) if config.prompt else np.array(checkpoint.meta["prompt"])
     generator = np.random.default_rng(config.seed)
     for i in range(config.num_samples):
         tokens = nn.generate(

@@ -14,11 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training_start import greet_ctrl_c
+
+if __name__ == "__main__":
+    greet_ctrl_c("train_lm.py")
+
 import lm_text
 import numpy as np
 from lm_text import Corpus, RandomBlocks
 from training_console import parameter_table, run_program
 from training_flags import FlagErrors, RunFlags, flag, fraction, free_flag, not_negative, path, positive, text, whole
+from training_memory import check_memory
 from training_run import Run, open_run, perplexity
 from training_step import backward, non_finite
 
@@ -26,6 +32,7 @@ import minigrad as mg
 import nn
 import optim
 from minigrad.errors import ArgumentError
+from nn.feedforward import swiglu_width
 
 PROGRAM = "train_lm.py"
 
@@ -40,8 +47,8 @@ class Config(RunFlags):
     data: tuple[str, ...] | None = free_flag(
         None, path, "UTF-8 text files, or one .npy or .bin file of token ids (default: ten plays)", many=True
     )
-    tokenizer: str = flag("byte", text, "byte, char, bpe (learned from the text) or a tokenizer.json")
-    vocab_size: int | None = flag(None, whole(1), "tokens for bpe to learn (1024), or of a token file")
+    tokenizer: str | None = flag(None, lm_text.named, "byte (the default), char, bpe (learned) or a tokenizer.json")
+    vocab_size: int | None = flag(None, whole(1), "tokens for bpe to learn (1024), or that a token file may hold")
 
     block_size: int = flag(64, whole(1), "tokens the model sees at once")
     n_layer: int = flag(4, whole(1), "Transformer blocks")
@@ -55,7 +62,7 @@ class Config(RunFlags):
     batch_size: int = flag(12, whole(1), "blocks in a micro-batch")
     gradient_accumulation_steps: int = flag(1, whole(1), "micro-batches in an update")
     learning_rate: float = flag(1e-3, positive, "highest learning rate, reached after the warm-up")
-    min_lr: float = flag(1e-4, not_negative, "learning rate at the end of the decay, and from there on")
+    min_lr: float | None = flag(None, not_negative, "rate after the decay (default: a tenth of --learning-rate)")
     warmup_iters: int = flag(100, whole(0), "updates of rising learning rate")
     lr_decay_iters: int | None = flag(None, whole(1), "update at which the decay ends (default: the first --max-iters)")
     beta1: float = flag(0.9, fraction, "AdamW's memory of the gradient")
@@ -67,22 +74,33 @@ class Config(RunFlags):
     overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
     sample_tokens: int = free_flag(300, whole(0), "tokens in a sample")
     prompt: str | None = free_flag(None, text, "beginning of the samples (default: a new line)")
+    temperature: float = free_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lr_decay_iters = self.lr_decay_iters or self.max_iters or None  # kept when the run is continued
+        self.min_lr = self.learning_rate / 10 if self.min_lr is None else self.min_lr
         if self.data is not None:
             self.data = tuple(str(Path(file).resolve()) for file in self.data)
+
+    @property
+    def files(self) -> list[Path]:
+        """What --data names."""
+        return [Path(file) for file in self.data or [str(lm_text.SHAKESPEARE)]]
 
     def check(self) -> list[str]:
         """What is wrong with the flags together."""
         problems = super().check()
+        problems += lm_text.reading_problems(self.files, self.tokenizer, self.vocab_size)
         if self.n_embd % (2 * self.n_head):
-            problems.append(f"--n-embd: expected an even width for each of {self.n_head} heads, got {self.n_embd}")
+            problems.append(
+                f"--n-embd, --n-head: expected a width that is a multiple of twice the heads, got {self.n_embd} and "
+                f"{self.n_head}"
+            )
         if self.n_kv_head and self.n_head % self.n_kv_head:
             problems.append(f"--n-kv-head: expected a divisor of --n-head {self.n_head}, got {self.n_kv_head}")
         if self.min_lr > self.learning_rate:
-            problems.append(f"--min-lr: expected at most --learning-rate {self.learning_rate}, got {self.min_lr}")
+            problems.append(f"--min-lr: expected at most --learning-rate {self.learning_rate:g}, got {self.min_lr:g}")
         return problems
 
 
@@ -92,11 +110,10 @@ class Config(RunFlags):
 def read_data(config: Config, run: Run) -> Corpus:
     """The corpus of the run; a continued run must find the one that it began with."""
     before = run.checkpoint.meta["corpus"] if run.checkpoint else {}
-    files = [Path(file) for file in config.data or [lm_text.SHAKESPEARE]]
-    corpus = lm_text.read_corpus(files, config.tokenizer, config.vocab_size, before.get("tokenizer"))
+    corpus = lm_text.read_corpus(config.files, config.tokenizer, config.vocab_size, before.get("tokenizer"))
     lm_text.check_length(corpus, config.block_size)
     if before and before["fingerprint"] != corpus.fingerprint:
-        raise FlagErrors([f"--data: {', '.join(map(str, files))} is not the text that the run began with"])
+        raise FlagErrors([f"--data: {', '.join(map(str, config.files))} is not the text that the run began with"])
     run.about["corpus"] = {"tokenizer": corpus.tokenizer.as_json(), "fingerprint": corpus.fingerprint}
     return corpus
 
@@ -119,7 +136,25 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         "dtype": config.dtype,
     }
     run.about["model"] = arguments
+    check_memory(config.device, *numbers_in_a_step(config, vocab_size), np.dtype(config.dtype).itemsize, SIZES)
     return nn.TransformerLM(**arguments, device=config.device)
+
+
+SIZES = "--batch-size, --block-size, --n-embd, --n-layer"
+
+
+def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
+    """The counts of weights, and of activations that a micro-batch holds for the backward pass, but for small ones.
+
+    In a block, a token holds 8 times the width (the inputs of norms and projections, q, k, v, the attention's output)
+    and 4 times that inside the feed-forward layer (gate, its sigmoid, up, their product); attention is done in tiles.
+    """
+    width, inner = config.n_embd, config.d_ff or swiglu_width(config.n_embd)
+    keys = width * (config.n_kv_head or config.n_head) // config.n_head
+    matrices = width * (2 * width + 2 * keys + 3 * inner)
+    weights = config.n_layer * matrices + vocab_size * width * (1 if config.tie_embeddings else 2)
+    tokens = config.batch_size * config.block_size
+    return weights, tokens * (config.n_layer * (6 * width + 2 * keys + 4 * inner) + 3 * width)
 
 
 def build_optimizer(config: Config, model: nn.TransformerLM) -> optim.AdamW:
@@ -185,7 +220,9 @@ def prompt_ids(config: Config, corpus: Corpus) -> lm_text.Ids:
 def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: lm_text.Ids, seed: int) -> str:
     """What the model writes after the prompt, from random numbers of its own."""
     generator = np.random.default_rng(seed)
-    return corpus.tokenizer.decode(nn.generate(model, prompt, config.sample_tokens, 0.8, generator=generator))
+    return corpus.tokenizer.decode(
+        nn.generate(model, prompt, config.sample_tokens, config.temperature, generator=generator)
+    )
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
@@ -195,6 +232,7 @@ def train(config: Config, run: Run) -> int:
     """Everything in order; returns the exit status."""
     corpus = read_data(config, run)
     prompt = prompt_ids(config, corpus)
+    run.about["prompt"] = [int(token) for token in prompt]
     mg.random.seed(config.seed)
     model = build_model(config, corpus.tokenizer.vocab_size, run)
     optimizer = build_optimizer(config, model)

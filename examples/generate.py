@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from training_start import greet_ctrl_c
 
@@ -19,12 +18,11 @@ if __name__ == "__main__":
 
 import numpy as np
 from lm_text import Tokenizer, tokenizer_from_json
-from training_checkpoint import Checkpoint, open_checkpoint
+from training_checkpoint import Checkpoint, open_newest
 from training_console import run_program
 from training_flags import Flags, complete, flag, not_negative, number, parse, path, text, whole
 
 import nn
-from minigrad.errors import ArgumentError, FileFormatError
 
 PROGRAM = "generate.py"
 share = number("a number above 0 and at most 1", lambda p: 0 < p <= 1)
@@ -44,18 +42,8 @@ class Config(Flags):
     num_samples: int = flag(1, whole(1), "how many samples to print")
 
 
-def newest_run(runs: Path = Path("runs")) -> Path:
-    """The folder of the run that saved a checkpoint last."""
-    pointers = sorted(runs.glob("*/latest"), key=lambda pointer: pointer.stat().st_mtime)
-    if not pointers:
-        raise ArgumentError("a trained model", "no run in runs/", "train one with train_lm.py, or give --checkpoint")
-    return pointers[-1].parent
-
-
 def load_model(checkpoint: Checkpoint, device: str) -> tuple[nn.TransformerLM, Tokenizer]:
     """The language model of a checkpoint, ready to generate, and its tokenizer."""
-    if checkpoint.meta.get("program") != "train_lm.py":
-        raise FileFormatError("a checkpoint of train_lm.py", f"{checkpoint.path} of {checkpoint.meta.get('program')}")
     model = nn.TransformerLM(**checkpoint.meta["model"], device=device)
     model.load_state_dict(checkpoint.load("model"))
     return model.eval(), tokenizer_from_json(checkpoint.meta["corpus"]["tokenizer"])
@@ -63,7 +51,7 @@ def load_model(checkpoint: Checkpoint, device: str) -> tuple[nn.TransformerLM, T
 
 def generate(config: Config) -> int:
     """Print the samples."""
-    checkpoint = open_checkpoint(Path(config.checkpoint or newest_run()))
+    checkpoint = open_newest(config.checkpoint, "train_lm.py")
     model, tokenizer = load_model(checkpoint, config.device)
     prompt = tokenizer.encode(config.prompt) if config.prompt else np.array(checkpoint.meta["prompt"])
     generator = np.random.default_rng(config.seed)

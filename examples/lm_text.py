@@ -7,6 +7,7 @@ into memory; the first nine tenths are for training, the last tenth for validati
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int] | Ids) -> str: ...
     def as_json(self) -> dict[str, Any]: ...
 
+    def byte_lengths(self) -> Ids | None:
+        """How many bytes of text each token stands for; None where that isn't known."""
+
 
 def id_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
     """The smallest unsigned integer type that holds every id.
@@ -74,6 +78,9 @@ class ByteTokenizer:
     def as_json(self) -> dict[str, Any]:
         return {"kind": "byte"}
 
+    def byte_lengths(self) -> Ids:
+        return np.ones(256, np.int64)
+
 
 class CharTokenizer:
     """The characters of one text, by code point; any other character is an error.
@@ -101,6 +108,9 @@ class CharTokenizer:
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": "char", "characters": self.characters}
+
+    def byte_lengths(self) -> Ids:
+        return np.array([len(character.encode()) for character in self.characters])
 
 
 def _code_points(text: str) -> Ids:
@@ -141,6 +151,14 @@ class BpeTokenizer:
     def as_json(self) -> dict[str, Any]:
         return {"kind": "bpe", "tokenizer": self._tokenizer.to_str()}
 
+    def byte_lengths(self) -> Ids | None:
+        decoder = json.loads(self._tokenizer.to_str())["decoder"] or {}
+        if decoder.get("type") != "ByteLevel":  # others add and drop spaces
+            return None
+        added = self._tokenizer.get_added_tokens_decoder()  # these are plain text; else a character is a byte
+        names = [self._tokenizer.id_to_token(token) or "" for token in range(self.vocab_size)]
+        return np.array([len(name.encode() if token in added else name) for token, name in enumerate(names)])
+
 
 def _tokenizers() -> Any:
     try:
@@ -174,6 +192,9 @@ class IdTokenizer:
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": "ids", "vocab_size": self.vocab_size}
+
+    def byte_lengths(self) -> None:
+        return None
 
 
 def tokenizer_from_json(form: dict[str, Any]) -> Tokenizer:
@@ -213,13 +234,25 @@ def read_corpus(
     of the ids of a token file whose tokenizer we don't have.
     """
     raise_any([] if stored else reading_problems(paths, tokenizer, vocab_size))
+    made = tokenizer_from_json(stored) if stored else None
     if is_token_file(paths[0]):
-        return _read_tokens(paths[0], tokenizer, vocab_size, stored)
+        made = made or (IdTokenizer(vocab_size) if vocab_size else _make_tokenizer(tokenizer, None, "", ""))
+        ids, fingerprint = _checked_ids(paths[0], made)
+        split = len(ids) - len(ids) // 10
+        return Corpus(ids[:split], ids[split:], made, fingerprint)
     text = "".join(_read_text(path) for path in paths)
     split = len(text) - len(text) // 10
-    made = tokenizer_from_json(stored) if stored else _make_tokenizer(tokenizer, vocab_size, text, text[:split])
+    made = made or _make_tokenizer(tokenizer, vocab_size, text, text[:split])
     fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return Corpus(made.encode(text[:split]), made.encode(text[split:]), made, fingerprint)
+
+
+def read_tokens(paths: Sequence[Path], tokenizer: Tokenizer) -> Ids:
+    """The ids of text files, one after the other, or of one token file, whole."""
+    if any(map(is_token_file, paths)):
+        raise_any(reading_problems(paths, "byte", None))
+        return _checked_ids(paths[0], tokenizer)[0]
+    return tokenizer.encode("".join(_read_text(path) for path in paths))
 
 
 def is_token_file(path: Path) -> bool:
@@ -282,23 +315,18 @@ def _read_text(path: Path) -> str:
         raise FileFormatError("UTF-8 text", got, hint) from None
 
 
-def _read_tokens(path: Path, tokenizer: str | None, vocab_size: int | None, stored: dict[str, Any] | None) -> Corpus:
-    """Map a token file into memory and check every id once."""
-    if stored:
-        made = tokenizer_from_json(stored)
-    else:
-        made = IdTokenizer(vocab_size) if vocab_size else _make_tokenizer(tokenizer, None, "", "")
-    ids = _map_ids(path, made.vocab_size)
+def _checked_ids(path: Path, tokenizer: Tokenizer) -> tuple[Ids, str]:
+    """The ids of a token file, mapped into memory and each checked once, and a hash of them."""
+    ids, size = _map_ids(path, tokenizer.vocab_size), tokenizer.vocab_size
     digest = hashlib.blake2b(digest_size=16)
     for start in range(0, len(ids), CHUNK):
         chunk = np.ascontiguousarray(ids[start : start + CHUNK])
-        wrong = np.flatnonzero((chunk < 0) | (chunk >= made.vocab_size))
+        wrong = np.flatnonzero((chunk < 0) | (chunk >= size))
         if wrong.size:
             got = f"{path} with id {chunk[wrong[0]]} at position {start + wrong[0]}"
-            raise IndexRangeError(f"ids from 0 to {made.vocab_size - 1}", got, OF_IDS)
+            raise IndexRangeError(f"ids from 0 to {size - 1}", got, OF_IDS)
         digest.update(chunk)
-    split = len(ids) - len(ids) // 10
-    return Corpus(ids[:split], ids[split:], made, digest.hexdigest())
+    return ids, digest.hexdigest()
 
 
 def _map_ids(path: Path, vocab_size: int) -> Ids:
@@ -355,19 +383,23 @@ class RandomBlocks:
 
 
 def evaluation_batches(
-    tokens: Ids, batch_size: int, block_size: int, count: int, ignore: int = -100
+    tokens: Ids, batch_size: int, block_size: int, count: int = 0, stride: int | None = None, ignore: int = -100
 ) -> Iterator[tuple[Ids, Ids]]:
-    """Up to ``count`` batches (0: all) of consecutive blocks, spread evenly over ``tokens``: the same at every call.
+    """Up to ``count`` batches (0: all) of blocks, spread evenly over ``tokens``: the same at every call.
 
-    Taken all together, each token after the first is a target exactly once; the last block may be short and is filled
-    up with targets ``ignore``.
+    Blocks begin ``stride`` (block_size if not given) tokens apart. Taken all together, each token after the first is a
+    target exactly once, in the first block that reaches it: it has at least block_size - stride tokens of context,
+    where the text has them. Other targets are ``ignore``.
     """
-    starts = np.arange(0, len(tokens) - 1, block_size)
+    stride = stride or block_size
+    starts = np.arange(0, max(len(tokens) - 1 - block_size, 0) + stride, stride)
     wanted = count * batch_size
     if count and wanted < len(starts):
         starts = starts[np.arange(wanted) * len(starts) // wanted]
     last = len(tokens) - 1
     for first in range(0, len(starts), batch_size):
-        places = starts[first : first + batch_size, None] + np.arange(block_size)
+        begins = starts[first : first + batch_size, None]
+        places = begins + np.arange(block_size)
         inputs, targets = (tokens[np.minimum(places + ahead, last)].astype(np.int64) for ahead in (0, 1))
-        yield inputs, np.where(places < last, targets, ignore)
+        new = (begins == 0) | (places >= begins + block_size - stride)
+        yield inputs, np.where(new & (places < last), targets, ignore)

@@ -16,13 +16,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import minigrad as mg
 from minigrad.backend import is_array
-from minigrad.errors import FileFormatError
+from minigrad.errors import ArgumentError, FileFormatError
 from minigrad.serialize import flush_to_disk
 
 META = "meta.json"
@@ -142,8 +143,11 @@ def steps_in(out: Path) -> list[int]:
     return sorted(int(match[1]) for match, path in found if match and is_complete(path))
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at ``path``: a step folder, or a run folder, of which the newest complete checkpoint is taken."""
+def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:
+    """The checkpoint at ``path``: a step folder, or a run folder, of which the newest complete checkpoint is taken.
+
+    Where ``program`` is given, one that another program wrote is refused.
+    """
     if not is_complete(path):
         steps = steps_in(path)
         if not steps:
@@ -153,7 +157,22 @@ def open_checkpoint(path: Path) -> Checkpoint:
         meta = json.loads((path / META).read_text("utf-8"))
     except ValueError as error:
         raise FileFormatError(f"JSON in {path / META}", str(error)) from None
+    if program is not None and meta.get("program") != program:
+        raise FileFormatError(f"a run of {program}", f"{path} of {meta.get('program')}")
     return Checkpoint(path, meta)
+
+
+def open_newest(path: str | None, program: str, runs: Path = Path("runs")) -> Checkpoint:
+    """The checkpoint of ``program`` at ``path``, else that of its run in ``runs`` that saved one last."""
+    if path is not None:
+        return open_checkpoint(Path(path), program)
+    pointers = sorted(runs.glob("*/latest"), key=lambda pointer: pointer.stat().st_mtime, reverse=True)
+    for pointer in pointers:
+        with suppress(FileFormatError):
+            return open_checkpoint(pointer.parent, program)
+    raise ArgumentError(
+        f"a model that {program} has trained", f"no run of it in {runs}/", "train one first, or name it by --checkpoint"
+    )
 
 
 def point(out: Path, pointer: str, name: str) -> None:

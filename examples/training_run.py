@@ -84,10 +84,7 @@ def _checkpoint_to_continue(given: Mapping[str, Any], program: str) -> Checkpoin
         if resume == "never" or given.get("overwrite") or out is None or not steps_in(Path(out)):
             return None
         resume = out
-    checkpoint = open_checkpoint(Path(resume))
-    if checkpoint.meta.get("program") != program:
-        raise FileFormatError(f"a run of {program}", f"{checkpoint.path} of {checkpoint.meta.get('program')}")
-    return checkpoint
+    return open_checkpoint(Path(resume), program)
 
 
 def fresh_folder(parent: Path) -> Path:

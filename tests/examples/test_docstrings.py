@@ -6,6 +6,7 @@ import importlib
 import pytest
 
 MODULES = [
+    "evaluate",
     "generate",
     "lm_text",
     "train_lm",

@@ -167,6 +167,30 @@ def test_the_position_in_the_data_is_restored() -> None:
     np.testing.assert_array_equal(only.draw()[0], only.draw()[0])
 
 
+@pytest.mark.parametrize("tokenizer", tokenizers(), ids=lambda tokenizer: tokenizer.as_json()["kind"])
+def test_the_bytes_of_tokens_add_up_to_those_of_the_text(tokenizer: lm_text.Tokenizer) -> None:
+    lengths = tokenizer.byte_lengths()
+    assert lengths is not None
+    assert len(lengths) == tokenizer.vocab_size
+    assert lengths[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
+
+
+@pytest.mark.parametrize("length", [2, 8, 9, 10, 17, 50])
+@pytest.mark.parametrize("stride", [1, 3, 7, 8])
+def test_overlapping_blocks_score_each_token_once_with_the_context_that_the_stride_gives(
+    length: int, stride: int
+) -> None:
+    tokens, block, contexts = np.arange(length), 8, {}
+    for inputs, targets in lm_text.evaluation_batches(tokens, 3, block, stride=stride):
+        for row, labels in zip(inputs, targets, strict=True):
+            for place in np.flatnonzero(labels != -100):
+                assert labels[place] not in contexts
+                np.testing.assert_array_equal(row[: place + 1], np.arange(row[0], labels[place]))
+                contexts[labels[place]] = place + 1
+    assert sorted(contexts) == list(range(1, length))
+    assert all(context == token or context > block - stride for token, context in contexts.items())
+
+
 @pytest.mark.parametrize("length", [2, 9, 10, 17, 100])
 def test_a_whole_evaluation_counts_each_token_once(length: int) -> None:
     tokens = np.arange(length, dtype=np.uint8)

@@ -312,7 +312,7 @@ def test_several_samples_and_no_checkpoint(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert generate.main([]) == 2
-    assert "no run in runs/" in capsys.readouterr().err
+    assert "no run of it in runs/" in capsys.readouterr().err
     assert train("runs/one", "--max-iters 1") == 0
     capsys.readouterr()
     assert generate.main(["--num-samples", "3", "--max-new-tokens", "4", "--prompt", "on"]) == 0

@@ -143,6 +143,33 @@ class RunFlags(Flags):
     no_progress: bool = call_flag(False, None, "no progress bar, plain lines only")
 
 
+@dataclasses.dataclass(kw_only=True)
+class TrainingFlags(RunFlags):
+    """How the weights are updated, whatever is trained."""
+
+    batch_size: int = flag(12, whole(1), "examples in a micro-batch")
+    gradient_accumulation_steps: int = flag(1, whole(1), "micro-batches in an update")
+    learning_rate: float = flag(1e-3, positive, "highest learning rate, reached after the warm-up")
+    min_lr: float | None = flag(None, not_negative, "rate after the decay (default: a tenth of --learning-rate)")
+    warmup_iters: int = flag(100, whole(0), "updates of rising learning rate")
+    lr_decay_iters: int | None = flag(None, whole(1), "update at which the decay ends (default: the first --max-iters)")
+    beta1: float = flag(0.9, fraction, "AdamW's memory of the gradient")
+    beta2: float = flag(0.99, fraction, "AdamW's memory of the squared gradient")
+    weight_decay: float = flag(0.1, not_negative, "AdamW's decay of the matrices")
+    grad_clip: float = flag(1.0, not_negative, "largest gradient norm; 0 is off")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lr_decay_iters = self.lr_decay_iters or self.max_iters or None  # kept when the run is continued
+        self.min_lr = self.learning_rate / 10 if self.min_lr is None else self.min_lr
+
+    def check(self) -> list[str]:
+        problems = super().check()
+        if self.min_lr is not None and self.min_lr > self.learning_rate:
+            problems.append(f"--min-lr: expected at most --learning-rate {self.learning_rate:g}, got {self.min_lr:g}")
+        return problems
+
+
 # ---- reading a command line ------------------------------------------------------------------------------------------
 
 

@@ -142,6 +142,7 @@ class Run:
         self.parts: dict[str, Any] = {}  # what a checkpoint holds: objects with state_dict and load_state_dict
         self.stop = StopSignals()
         self.first_loss: float | None = meta.get("first_loss")  # that of the first evaluation
+        self._measures: dict[str, float] = {}  # what else the evaluation of this step found
         self._improved = self._warned = False
         self._throughput = Throughput()
         self._reported = self.step - 1 if checkpoint is None or self.evaluation_due else self.step
@@ -255,7 +256,7 @@ class Run:
     def begin_update(self) -> None:
         """The next update begins; ``step`` is its number, the first being 1."""
         self.step += 1
-        self.val_loss, self._improved = None, False
+        self.val_loss, self._improved, self._measures = None, False, {}
         self._throughput.start()
 
     def end_update(self, loss: float, lr: float, grad_norm: float, tokens: int) -> None:
@@ -265,14 +266,14 @@ class Run:
         self._bar.update()
         self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
 
-    def evaluated(self, loss: float | None) -> None:
-        """Take note of the validation loss (None: a signal cut the evaluation short)."""
-        if loss is not None and not math.isfinite(loss):
+    def evaluated(self, loss: float, measures: Mapping[str, float] | None = None) -> None:
+        """Take note of the validation loss, and of other measures by their names."""
+        if not math.isfinite(loss):
             hint = "a lower --learning-rate, or --detect-anomaly to see where it begins"
             raise NonFiniteError("a finite validation loss", str(loss), hint)
-        self.val_loss = loss
+        self.val_loss, self._measures = loss, dict(measures or {})
         self.first_loss = loss if self.first_loss is None else self.first_loss
-        if loss is not None and (self.best_loss is None or loss < self.best_loss):
+        if self.best_loss is None or loss < self.best_loss:
             self.best_loss, self.best_step, self._improved = loss, self.step, True
 
     def report(self) -> None:
@@ -292,10 +293,11 @@ class Run:
             "grad_norm": self.last["grad_norm"],
             "tokens_per_s": rate,
             "seconds": round(time.perf_counter() - self._began, 3),
+            **self._measures,
         }
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
-        self.print(progress_line(record, self.config.max_iters, ms))
+        self.print(progress_line(record, self.config.max_iters, ms, self._measures))
 
     def _look_for_divergence(self) -> None:
         """Warn once where the loss is well above that of the fresh weights."""
@@ -356,7 +358,9 @@ class Run:
 # ---- the log ---------------------------------------------------------------------------------------------------------
 
 
-def progress_line(record: Mapping[str, Any], max_iters: int, ms: float | None) -> str:
+def progress_line(
+    record: Mapping[str, Any], max_iters: int, ms: float | None, measures: Mapping[str, float] | None = None
+) -> str:
     """One line of the log for people; ``-`` for what wasn't measured.
 
     >>> progress_line({"step": 5, "train_loss": 2.0, "val_loss": None, "lr": 1e-3, "grad_norm": 1.0}, 10, 70.0)
@@ -374,6 +378,7 @@ def progress_line(record: Mapping[str, Any], max_iters: int, ms: float | None) -
         "norm " + show(record.get("grad_norm"), ".2f"),
         "ms " + show(ms, ".1f"),
         "tok/s " + show(record.get("tokens_per_s"), ",.0f"),
+        *(f"{name.replace('_', ' ')} {value:.4f}" for name, value in (measures or {}).items()),
     ]
     return " | ".join(columns)
 

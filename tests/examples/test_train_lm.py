@@ -15,7 +15,7 @@ import lm_text
 import numpy as np
 import pytest
 import train_lm
-import training_step
+import training_loop
 from training_checkpoint import open_checkpoint, steps_in
 from training_flags import parse
 
@@ -196,12 +196,12 @@ def test_the_first_tensor_that_is_not_finite(name: str) -> None:
     model = nn.TransformerLM(10, 4, 8, 2, 2)
     parameter = dict(model.named_parameters())[name]
     tokens = np.zeros((1, 4), int)
-    assert "first in no output" in str(training_step.non_finite("loss", model, lambda: model(tokens)))
+    assert "first in no output" in str(training_loop.non_finite("loss", model, lambda: model(tokens)))
     original = parameter.data.copy()
     parameter.data = np.full_like(original, np.inf)
-    assert f"first in weight {name}" in str(training_step.non_finite("loss", model, lambda: model(tokens)))
+    assert f"first in weight {name}" in str(training_loop.non_finite("loss", model, lambda: model(tokens)))
     parameter.data = np.full_like(original, 3e38)
-    error = str(training_step.non_finite("loss", model, lambda: model(tokens)))
+    error = str(training_loop.non_finite("loss", model, lambda: model(tokens)))
     assert f"first in output of {name.rpartition('.')[0]}" in error
 
 
@@ -247,7 +247,7 @@ def test_micro_batches_weigh_by_their_tokens() -> None:
     """Token losses 1, 1, 1, 1, 1 and 7 in two micro-batches: 12 / 6, and the gradient of one batch of six."""
     w = mg.Tensor(np.ones(1), requires_grad=True)
     losses = [np.ones(5), np.array([7.0])]
-    assert training_step.backward(lambda x: (w * x).mean(), [(x,) for x in losses], [5, 1]) == pytest.approx(2.0)
+    assert training_loop.backward(lambda x: (w * x).mean(), [(x,) for x in losses], [5, 1]) == pytest.approx(2.0)
     np.testing.assert_allclose(w.grad, [np.concatenate(losses).mean()])
 
 
@@ -266,7 +266,7 @@ def test_the_validation_loss_is_the_mean_over_its_tokens(text: Path) -> None:
     corpus = lm_text.read_corpus([text], "byte", None)
     run = train_lm.Run(config, None)
     model = nn.TransformerLM(256, 8, 16, 1, 2, dropout=0.5)
-    loss = train_lm.evaluate(config, model, corpus, run)
+    loss, _ = train_lm.evaluate(config, model, corpus, run) or (math.nan, {})
     model.eval()
     tokens, total = corpus.validation.astype(int), 0.0
     for start in range(0, len(tokens) - 1, 8):

@@ -175,6 +175,21 @@ def open_newest(path: str | None, program: str, runs: Path = Path("runs")) -> Ch
     )
 
 
+def averaged(checkpoint: Checkpoint, part: str = "model", share: float = 0.1) -> tuple[dict[str, Any], list[int]]:
+    """The mean of the arrays of ``part`` over the last checkpoints of a run, and the steps of these.
+
+    Last are those of the last ``share`` of the updates up to ``checkpoint``. Late in a training the weights wander
+    about a good place, and their mean is nearer to it than each (Polyak & Juditsky 1992).
+    """
+    out, last = checkpoint.path.parent, checkpoint.step
+    steps = [step for step in steps_in(out) if (1 - share) * last <= step <= last]
+    total: dict[str, Any] = {}
+    for step in steps:
+        for name, array in open_checkpoint(out / folder_name(step)).load(part).items():
+            total[name] = total.get(name, 0.0) + array.astype("float64") / len(steps)
+    return {name: total[name].astype(array.dtype) for name, array in checkpoint.load(part).items()}, steps
+
+
 def point(out: Path, pointer: str, name: str) -> None:
     """Let the text file ``out/pointer`` (``latest`` or ``best``) hold ``name``."""
     write_whole(out / pointer, f"{name}\n".encode())

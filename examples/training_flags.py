@@ -170,6 +170,20 @@ class TrainingFlags(RunFlags):
         return problems
 
 
+def with_defaults(config_class: type[AnyFlags], **defaults: Any) -> type[AnyFlags]:
+    """The same flags with other defaults.
+
+    >>> with_defaults(RunFlags, max_iters=7)().max_iters
+    7
+    """
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    changed = [
+        (name, fields[name].type, dataclasses.field(default=value, metadata=fields[name].metadata))
+        for name, value in defaults.items()
+    ]
+    return dataclasses.make_dataclass(config_class.__name__, changed, bases=(config_class,), kw_only=True)
+
+
 # ---- reading a command line ------------------------------------------------------------------------------------------
 
 

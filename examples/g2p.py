@@ -282,7 +282,7 @@ def conclude(config: Config, checkpoint: Checkpoint, lexicon: Lexicon) -> str:
 
 
 def table(config: Config, speaker: Speaker, lexicon: Lexicon, checkpoint: Checkpoint | None) -> str:
-    """The errors on the held-out words: of the weights and of the last ones' mean, by likeliest phonemes and by search."""
+    """The errors on the held-out words, of the weights and of the last ones' mean: likeliest phonemes, and search."""
     speakers = {"these weights": speaker.model}
     if checkpoint:
         mean, steps = load_speaker(checkpoint, config)

@@ -153,7 +153,7 @@ class Buckets:
 
     def __init__(self, pairs: Sequence[tuple[list[int], list[int]]], batch_size: int, seed: int) -> None:
         self.pairs, self.batch_size, self.seed = pairs, batch_size, seed
-        self._lengths = np.array([(len(letters), len(phonemes)) for letters, phonemes in pairs])
+        self._lengths = np.array([(len(phonemes), len(letters)) for letters, phonemes in pairs]).T  # letters weigh most
         self._start(0, 0)
 
     def _start(self, number: int, place: int) -> None:
@@ -163,7 +163,7 @@ class Buckets:
         pool, self._batches = self.POOL * self.batch_size, []
         for first in range(0, len(order), pool):
             members = order[first : first + pool]
-            members = members[np.lexsort(self._lengths[members].T)]
+            members = members[np.lexsort(self._lengths[:, members])]
             cut = [members[i : i + self.batch_size] for i in range(0, len(members), self.batch_size)]
             self._batches += [cut[i] for i in random.permutation(len(cut))]
         self._pass, self._place = number, place

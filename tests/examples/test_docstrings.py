@@ -7,12 +7,16 @@ import pytest
 
 MODULES = [
     "evaluate",
+    "g2p",
     "generate",
+    "lexicon",
     "lm_text",
     "train_lm",
     "training_checkpoint",
     "training_console",
     "training_flags",
+    "training_loop",
+    "training_memory",
     "training_run",
 ]
 

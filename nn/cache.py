@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array, array_module
+from minigrad.backend import Array, array_module, to_device
 from minigrad.errors import GraphError, ShapeError
 from nn.checks import check_sizes
 
@@ -88,7 +88,7 @@ class KVCache:
         """Count ``count`` positions as held, once every layer has added them."""
         self.length += count
 
-    def places(self, count: int) -> tuple[Any, Any]:
+    def places(self, count: int, device: str = "cpu") -> tuple[Any, Any]:
         """Positions (batch, count) of the next ``count`` tokens in their sequences, and a mask of the keys they see.
 
         The mask (batch, 1, 1, keys) is True where a key is a token. Both are None where no sequence is padded.
@@ -98,7 +98,7 @@ class KVCache:
         stop = self.length + count
         padding = self.padding[:, None]
         positions = np.maximum(np.arange(self.length, stop) - padding, 0)
-        return positions, (np.arange(stop) >= padding)[:, None, None, :]
+        return positions, to_device((np.arange(stop) >= padding)[:, None, None, :], device)
 
     def select(self, rows: Any) -> None:
         """Go on with the sequences ``rows`` (indices into the batch): in another order, several times, or not at all.

@@ -143,7 +143,8 @@ class TransformerLM(Module):
 
         With a cache, tokens go on from those that it holds, and no graph is recorded.
         """
-        tokens = as_ids(tokens, self.token_embeddings.weight.device)
+        device = self.token_embeddings.weight.device
+        tokens = as_ids(tokens, device)
         if tokens.ndim == 0:
             raise ShapeError("tokens (batch, sequence)", "a single number", "a sequence of one token is [[token]]")
         before = 0 if cache is None else cache.length
@@ -151,7 +152,7 @@ class TransformerLM(Module):
             got = f"{tokens.shape[-1]}" + (f" after {before} in the cache" if before else "")
             hint = "take the last ones: tokens[:, -context_length:]"
             raise ShapeError(f"at most context_length = {self.context_length} tokens", got, hint)
-        positions, mask = (None, None) if cache is None else cache.places(tokens.shape[-1])
+        positions, mask = (None, None) if cache is None else cache.places(tokens.shape[-1], device)
         with unrecorded(cache):
             x = self.token_embeddings(tokens)
             if self.embedding_scale is not None:

@@ -114,7 +114,7 @@ def draw(model: nn.Module, points: Any, labels: Any, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        print("no picture: pip install 'minigrad[plot]' brings matplotlib")
+        print("no picture: matplotlib is missing; pip install -e '.[plot]' in the folder of minigrad brings it")
         return
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

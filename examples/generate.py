@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from training_start import greet_ctrl_c
+
+if __name__ == "__main__":
+    greet_ctrl_c("generate.py")
 
 import numpy as np
 from lm_text import Tokenizer, tokenizer_from_json
-from training_checkpoint import Checkpoint, open_checkpoint
+from training_checkpoint import Checkpoint, open_newest
 from training_console import run_program
 from training_flags import Flags, complete, flag, not_negative, number, parse, path, text, whole
 
 import nn
-from minigrad.errors import ArgumentError, FileFormatError
 
 PROGRAM = "generate.py"
 share = number("a number above 0 and at most 1", lambda p: 0 < p <= 1)
@@ -30,7 +33,7 @@ class Config(Flags):
     """The flags of this program."""
 
     checkpoint: str | None = flag(None, path, "run folder or step folder (default: the newest run in runs/)")
-    prompt: str = flag("\n", text, "text to continue")
+    prompt: str | None = flag(None, text, "text to continue (default: what the run's own samples begin with)")
     max_new_tokens: int = flag(300, whole(0), "tokens in each sample")
     temperature: float = flag(0.8, not_negative, "0 takes the likeliest token each time")
     top_k: int = flag(0, whole(0), "sample among this many likeliest tokens; 0 is off")
@@ -39,18 +42,8 @@ class Config(Flags):
     num_samples: int = flag(1, whole(1), "how many samples to print")
 
 
-def newest_run(runs: Path = Path("runs")) -> Path:
-    """The folder of the run that saved a checkpoint last."""
-    pointers = sorted(runs.glob("*/latest"), key=lambda pointer: pointer.stat().st_mtime)
-    if not pointers:
-        raise ArgumentError("a trained model", "no run in runs/", "train one with train_lm.py, or give --checkpoint")
-    return pointers[-1].parent
-
-
 def load_model(checkpoint: Checkpoint, device: str) -> tuple[nn.TransformerLM, Tokenizer]:
     """The language model of a checkpoint, ready to generate, and its tokenizer."""
-    if checkpoint.meta.get("program") != "train_lm.py":
-        raise FileFormatError("a checkpoint of train_lm.py", f"{checkpoint.path} of {checkpoint.meta.get('program')}")
     model = nn.TransformerLM(**checkpoint.meta["model"], device=device)
     model.load_state_dict(checkpoint.load("model"))
     return model.eval(), tokenizer_from_json(checkpoint.meta["corpus"]["tokenizer"])
@@ -58,10 +51,9 @@ def load_model(checkpoint: Checkpoint, device: str) -> tuple[nn.TransformerLM, T
 
 def generate(config: Config) -> int:
     """Print the samples."""
-    model, tokenizer = load_model(open_checkpoint(Path(config.checkpoint or newest_run())), config.device)
-    prompt = tokenizer.encode(config.prompt)
-    if not len(prompt):
-        raise ArgumentError("a prompt of at least one token", repr(config.prompt))
+    checkpoint = open_newest(config.checkpoint, "train_lm.py")
+    model, tokenizer = load_model(checkpoint, config.device)
+    prompt = tokenizer.encode(config.prompt) if config.prompt else np.array(checkpoint.meta["prompt"])
     generator = np.random.default_rng(config.seed)
     for i in range(config.num_samples):
         tokens = nn.generate(

@@ -7,6 +7,8 @@ into memory; the first nine tenths are for training, the last tenth for validati
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from training_flags import Kind, how_to_install, raise_any
 
 from minigrad.errors import ArgumentError, FileFormatError, IndexRangeError
 
@@ -21,6 +24,15 @@ Ids = NDArray[Any]
 SHAKESPEARE = Path(__file__).with_name("data") / "shakespeare.txt"
 TOKEN_FILES = (".npy", ".bin")
 CHUNK = 1 << 24  # ids checked at a time, so that a token file is never read whole
+OF_IDS = "give either --vocab-size N, or --tokenizer byte or PATH of the tokenizer.json that made it"
+
+
+#: What --tokenizer takes.
+named = Kind(
+    "NAME",
+    "byte, char, bpe or the path of a tokenizer.json",
+    legal=lambda name: name in ("byte", "char", "bpe") or Path(name).is_file(),
+)
 
 
 # ---- tokenizers ------------------------------------------------------------------------------------------------------
@@ -34,6 +46,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Ids: ...
     def decode(self, ids: Sequence[int] | Ids) -> str: ...
     def as_json(self) -> dict[str, Any]: ...
+
+    def byte_lengths(self) -> Ids | None:
+        """How many bytes of text each token stands for; None where that isn't known."""
 
 
 def id_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
@@ -63,6 +78,9 @@ class ByteTokenizer:
     def as_json(self) -> dict[str, Any]:
         return {"kind": "byte"}
 
+    def byte_lengths(self) -> Ids:
+        return np.ones(256, np.int64)
+
 
 class CharTokenizer:
     """The characters of one text, by code point; any other character is an error.
@@ -91,6 +109,9 @@ class CharTokenizer:
     def as_json(self) -> dict[str, Any]:
         return {"kind": "char", "characters": self.characters}
 
+    def byte_lengths(self) -> Ids:
+        return np.array([len(character.encode()) for character in self.characters])
+
 
 def _code_points(text: str) -> Ids:
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -99,12 +120,13 @@ def _code_points(text: str) -> Ids:
 class BpeTokenizer:
     """Byte-pair encoding by the ``tokenizers`` library, from the JSON text of one of its tokenizers."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, form: str, source: object = "one") -> None:
         library = _tokenizers()
         try:
             self._tokenizer = library.Tokenizer.from_str(form)
         except Exception as error:  # the library raises plain Exception
-            raise FileFormatError("a tokenizer.json of the tokenizers library", str(error)) from None
+            got = f"{source}, where: {error}"
+            raise FileFormatError("a tokenizer.json of the tokenizers library", got, "--tokenizer PATH") from None
         self.vocab_size: int = self._tokenizer.get_vocab_size()
 
     @classmethod
@@ -129,6 +151,14 @@ class BpeTokenizer:
     def as_json(self) -> dict[str, Any]:
         return {"kind": "bpe", "tokenizer": self._tokenizer.to_str()}
 
+    def byte_lengths(self) -> Ids | None:
+        decoder = json.loads(self._tokenizer.to_str())["decoder"] or {}
+        if decoder.get("type") != "ByteLevel":  # others add and drop spaces
+            return None
+        added = self._tokenizer.get_added_tokens_decoder()  # these are plain text; else a character is a byte
+        names = [self._tokenizer.id_to_token(token) or "" for token in range(self.vocab_size)]
+        return np.array([len(name.encode() if token in added else name) for token, name in enumerate(names)])
+
 
 def _tokenizers() -> Any:
     try:
@@ -138,7 +168,7 @@ def _tokenizers() -> Any:
         import tokenizers.pre_tokenizers
         import tokenizers.trainers
     except ImportError:
-        raise ArgumentError("the package tokenizers for bpe", "none", "pip install 'minigrad[bpe]'") from None
+        raise ArgumentError("the package tokenizers for bpe", "none", how_to_install("bpe")) from None
     return tokenizers
 
 
@@ -162,6 +192,9 @@ class IdTokenizer:
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": "ids", "vocab_size": self.vocab_size}
+
+    def byte_lengths(self) -> None:
+        return None
 
 
 def tokenizer_from_json(form: dict[str, Any]) -> Tokenizer:
@@ -189,82 +222,117 @@ class Corpus:
 
 
 def read_corpus(
-    paths: Sequence[Path], tokenizer: str, vocab_size: int | None, stored: dict[str, Any] | None = None
+    paths: Sequence[Path],
+    tokenizer: str | None = None,
+    vocab_size: int | None = None,
+    stored: dict[str, Any] | None = None,
 ) -> Corpus:
     """Read text files, one after the other, or one token file.
 
-    tokenizer is ``byte``, ``char``, ``bpe`` (trained on the training part) or the path of a tokenizer.json; a continued
-    run gives the one that it ``stored`` instead. vocab_size is that of a trained bpe, or of a token file's ids.
+    tokenizer is ``byte`` (that of a text if not given), ``char``, ``bpe`` (trained on the training part) or the path of
+    a tokenizer.json; a continued run gives the one that it ``stored`` instead. vocab_size is that of a bpe to train, or
+    of the ids of a token file whose tokenizer we don't have.
     """
-    if any(path.suffix in TOKEN_FILES for path in paths):
-        if len(paths) > 1:
-            raise ArgumentError("text files, or one token file", f"{len(paths)} files", "a token file stands alone")
-        return _read_tokens(paths[0], tokenizer, vocab_size, stored)
-    contents = [_read_bytes(path) for path in paths]
-    text = "".join(_decode(content, path) for content, path in zip(contents, paths, strict=True))
+    raise_any([] if stored else reading_problems(paths, tokenizer, vocab_size))
+    made = tokenizer_from_json(stored) if stored else None
+    if is_token_file(paths[0]):
+        made = made or (IdTokenizer(vocab_size) if vocab_size else _make_tokenizer(tokenizer, None, "", ""))
+        ids, fingerprint = _checked_ids(paths[0], made)
+        split = len(ids) - len(ids) // 10
+        return Corpus(ids[:split], ids[split:], made, fingerprint)
+    text = "".join(_read_text(path) for path in paths)
     split = len(text) - len(text) // 10
-    made = tokenizer_from_json(stored) if stored else _make_tokenizer(tokenizer, vocab_size, text, text[:split])
-    fingerprint = hashlib.blake2b(b"".join(contents), digest_size=16).hexdigest()
+    made = made or _make_tokenizer(tokenizer, vocab_size, text, text[:split])
+    fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return Corpus(made.encode(text[:split]), made.encode(text[split:]), made, fingerprint)
 
 
-def _make_tokenizer(name: str, vocab_size: int | None, text: str, training: str) -> Tokenizer:
-    if name == "byte":
+def read_tokens(paths: Sequence[Path], tokenizer: Tokenizer) -> Ids:
+    """The ids of text files, one after the other, or of one token file, whole."""
+    if any(map(is_token_file, paths)):
+        raise_any(reading_problems(paths, "byte", None))
+        return _checked_ids(paths[0], tokenizer)[0]
+    return tokenizer.encode("".join(_read_text(path) for path in paths))
+
+
+def is_token_file(path: Path) -> bool:
+    """Whether the file holds token ids, by its name."""
+    return path.suffix in TOKEN_FILES
+
+
+def reading_problems(paths: Sequence[Path], tokenizer: str | None, vocab_size: int | None) -> list[str]:
+    """What is wrong with the flags --data, --tokenizer and --vocab-size, seen together and before anything is read."""
+    problems = [f"--data: expected a file to read, got {obstacle}" for path in paths if (obstacle := _obstacle(path))]
+    ids = [path for path in paths if is_token_file(path)]
+    if ids and len(paths) > 1:
+        problems.append(f"--data: expected text files, or one token file, got {len(paths)} files with {ids[0]}")
+    elif ids and tokenizer in ("char", "bpe"):
+        problems.append(f"--tokenizer: {tokenizer} is made from a text, and {ids[0]} holds token ids; {OF_IDS}")
+    elif ids and (tokenizer is None) == (vocab_size is None):
+        problems.append(f"--vocab-size: expected one thing that says which ids {ids[0]} may hold; {OF_IDS}")
+    elif not ids and vocab_size is not None and tokenizer != "bpe":
+        name = tokenizer or "byte"
+        problems.append(f"--vocab-size: {name} brings a vocabulary of its own; the flag goes with --tokenizer bpe")
+    elif not ids and vocab_size is not None and vocab_size < 256:
+        problems.append(f"--vocab-size: bpe begins with the 256 bytes, got {vocab_size}")
+    return problems
+
+
+def _make_tokenizer(name: str | None, vocab_size: int | None, text: str, training: str) -> Tokenizer:
+    if name is None or name == "byte":
         return ByteTokenizer()
     if name == "char":
         return CharTokenizer(text)
     if name == "bpe":
         return BpeTokenizer.trained(training, vocab_size or 1024)
     path = Path(name)
-    return BpeTokenizer(_decode(_read_bytes(path), path))
+    return BpeTokenizer(_read_text(path), path)
 
 
-def _read_bytes(path: Path) -> bytes:
+def _obstacle(path: Path) -> str:
+    """Why the file ``path`` can't be read, in words; empty where it can."""
     if not path.is_file():
-        raise FileFormatError("a file to read", f"{path}, which {'is a folder' if path.is_dir() else 'does not exist'}")
+        return f"{path}, which {'is a folder' if path.is_dir() else 'does not exist'}"
+    if not os.access(path, os.R_OK):
+        return f"{path}, which is not yours to read"
+    return f"{path}, which is empty" if path.stat().st_size == 0 else ""
+
+
+def _read_text(path: Path) -> str:
+    if obstacle := _obstacle(path):
+        raise FileFormatError("a text", obstacle)
     content = path.read_bytes()
-    if not content:
-        raise FileFormatError("a text", f"{path}, which is empty")
-    return content
-
-
-def _decode(content: bytes, path: Path) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         got = f"{path} with byte 0x{content[error.start]:02x} at offset {error.start} ({error.reason})"
-        raise FileFormatError("UTF-8 text", got, "convert it: iconv -f LATIN1 -t UTF-8") from None
+        binary = any(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in content[:1024])
+        hint = (
+            "it looks like binary data; token files end in .npy or .bin"
+            if binary
+            else ("if it is a text in another encoding, such as Latin-1: iconv -f LATIN1 -t UTF-8")
+        )
+        raise FileFormatError("UTF-8 text", got, hint) from None
 
 
-def _read_tokens(path: Path, tokenizer: str, vocab_size: int | None, stored: dict[str, Any] | None) -> Corpus:
-    """Map a token file into memory and check every id once."""
-    if stored:
-        made = tokenizer_from_json(stored)
-    elif tokenizer in ("char", "bpe"):
-        hint = "--tokenizer PATH of the tokenizer.json that made it, or --vocab-size"
-        raise ArgumentError(f"a tokenizer for the ids of {path}", f"--tokenizer {tokenizer}, which needs a text", hint)
-    else:
-        made = IdTokenizer(vocab_size) if vocab_size else _make_tokenizer(tokenizer, None, "", "")
-    ids = _map_ids(path, made.vocab_size)
+def _checked_ids(path: Path, tokenizer: Tokenizer) -> tuple[Ids, str]:
+    """The ids of a token file, mapped into memory and each checked once, and a hash of them."""
+    ids, size = _map_ids(path, tokenizer.vocab_size), tokenizer.vocab_size
     digest = hashlib.blake2b(digest_size=16)
     for start in range(0, len(ids), CHUNK):
         chunk = np.ascontiguousarray(ids[start : start + CHUNK])
-        wrong = np.flatnonzero((chunk < 0) | (chunk >= made.vocab_size))
+        wrong = np.flatnonzero((chunk < 0) | (chunk >= size))
         if wrong.size:
             got = f"{path} with id {chunk[wrong[0]]} at position {start + wrong[0]}"
-            hint = "--tokenizer PATH of the tokenizer.json that made it, or --vocab-size"
-            raise IndexRangeError(f"ids from 0 to {made.vocab_size - 1}", got, hint)
+            raise IndexRangeError(f"ids from 0 to {size - 1}", got, OF_IDS)
         digest.update(chunk)
-    split = len(ids) - len(ids) // 10
-    return Corpus(ids[:split], ids[split:], made, digest.hexdigest())
+    return ids, digest.hexdigest()
 
 
 def _map_ids(path: Path, vocab_size: int) -> Ids:
     """The ids of a ``.npy`` file, or of a ``.bin`` file: raw little-endian uint16, uint32 for over 65536 ids."""
-    if not path.is_file():
-        raise FileFormatError("a file to read", f"{path}, which {'is a folder' if path.is_dir() else 'does not exist'}")
-    if path.stat().st_size == 0:
-        raise FileFormatError("token ids", f"{path}, which is empty")
+    if obstacle := _obstacle(path):
+        raise FileFormatError("token ids", obstacle)
     try:
         if path.suffix == ".npy":
             ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -315,19 +383,23 @@ class RandomBlocks:
 
 
 def evaluation_batches(
-    tokens: Ids, batch_size: int, block_size: int, count: int, ignore: int = -100
+    tokens: Ids, batch_size: int, block_size: int, count: int = 0, stride: int | None = None, ignore: int = -100
 ) -> Iterator[tuple[Ids, Ids]]:
-    """Up to ``count`` batches (0: all) of consecutive blocks, spread evenly over ``tokens``: the same at every call.
+    """Up to ``count`` batches (0: all) of blocks, spread evenly over ``tokens``: the same at every call.
 
-    Taken all together, each token after the first is a target exactly once; the last block may be short and is filled
-    up with targets ``ignore``.
+    Blocks begin ``stride`` (block_size if not given) tokens apart. Taken all together, each token after the first is a
+    target exactly once, in the first block that reaches it: it has at least block_size - stride tokens of context,
+    where the text has them. Other targets are ``ignore``.
     """
-    starts = np.arange(0, len(tokens) - 1, block_size)
+    stride = stride or block_size
+    starts = np.arange(0, max(len(tokens) - 1 - block_size, 0) + stride, stride)
     wanted = count * batch_size
     if count and wanted < len(starts):
         starts = starts[np.arange(wanted) * len(starts) // wanted]
     last = len(tokens) - 1
     for first in range(0, len(starts), batch_size):
-        places = starts[first : first + batch_size, None] + np.arange(block_size)
+        begins = starts[first : first + batch_size, None]
+        places = begins + np.arange(block_size)
         inputs, targets = (tokens[np.minimum(places + ahead, last)].astype(np.int64) for ahead in (0, 1))
-        yield inputs, np.where(places < last, targets, ignore)
+        new = (begins == 0) | (places >= begins + block_size - stride)
+        yield inputs, np.where(new & (places < last), targets, ignore)

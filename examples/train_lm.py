@@ -4,7 +4,8 @@
     python examples/train_lm.py --data book.txt --out-dir runs/b  your own text; the same command again goes on
     python examples/train_lm.py --help                            every flag
 
-Read it from top to bottom: the configuration, the data, the model, the optimizer, the loop.
+Read it from top to bottom: the configuration, the data, the model, evaluation and samples; then the loop, in
+training_loop.py, where the optimizer and the updates are.
 """
 
 from __future__ import annotations
@@ -14,18 +15,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training_start import greet_ctrl_c
+
+if __name__ == "__main__":
+    greet_ctrl_c("train_lm.py")
+
 import lm_text
 import numpy as np
+import training_loop
+from hf_export import HfExport
 from lm_text import Corpus, RandomBlocks
-from training_console import parameter_table, run_program
-from training_flags import FlagErrors, RunFlags, flag, fraction, free_flag, not_negative, path, positive, text, whole
+from training_console import run_program
+from training_flags import (
+    FlagErrors,
+    TrainingFlags,
+    call_flag,
+    flag,
+    fraction,
+    free_flag,
+    not_negative,
+    path,
+    text,
+    whole,
+)
+from training_memory import check_memory
 from training_run import Run, open_run, perplexity
-from training_step import backward, non_finite
 
 import minigrad as mg
 import nn
-import optim
 from minigrad.errors import ArgumentError
+from nn.feedforward import swiglu_width
 
 PROGRAM = "train_lm.py"
 
@@ -34,14 +53,14 @@ PROGRAM = "train_lm.py"
 
 
 @dataclass(kw_only=True)
-class Config(RunFlags):
+class Config(TrainingFlags):
     """The flags of this program; the defaults are the small CPU recipe."""
 
     data: tuple[str, ...] | None = free_flag(
         None, path, "UTF-8 text files, or one .npy or .bin file of token ids (default: ten plays)", many=True
     )
-    tokenizer: str = flag("byte", text, "byte, char, bpe (learned from the text) or a tokenizer.json")
-    vocab_size: int | None = flag(None, whole(1), "tokens for bpe to learn (1024), or of a token file")
+    tokenizer: str | None = flag(None, lm_text.named, "byte (the default), char, bpe (learned) or a tokenizer.json")
+    vocab_size: int | None = flag(None, whole(1), "tokens for bpe to learn (1024), or that a token file may hold")
 
     block_size: int = flag(64, whole(1), "tokens the model sees at once")
     n_layer: int = flag(4, whole(1), "Transformer blocks")
@@ -52,37 +71,34 @@ class Config(RunFlags):
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     tie_embeddings: bool = flag(False, None, "one matrix for the embeddings and the output")
 
-    batch_size: int = flag(12, whole(1), "blocks in a micro-batch")
-    gradient_accumulation_steps: int = flag(1, whole(1), "micro-batches in an update")
-    learning_rate: float = flag(1e-3, positive, "highest learning rate, reached after the warm-up")
-    min_lr: float = flag(1e-4, not_negative, "learning rate at the end of the decay, and from there on")
-    warmup_iters: int = flag(100, whole(0), "updates of rising learning rate")
-    lr_decay_iters: int | None = flag(None, whole(1), "update at which the decay ends (default: the first --max-iters)")
-    beta1: float = flag(0.9, fraction, "AdamW's memory of the gradient")
-    beta2: float = flag(0.99, fraction, "AdamW's memory of the squared gradient")
-    weight_decay: float = flag(0.1, not_negative, "AdamW's decay of the matrices")
-    grad_clip: float = flag(1.0, not_negative, "largest gradient norm; 0 is off")
-
     eval_iters: int = free_flag(40, whole(0), "batches in an evaluation; 0: the whole validation text")
     overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
     sample_tokens: int = free_flag(300, whole(0), "tokens in a sample")
     prompt: str | None = free_flag(None, text, "beginning of the samples (default: a new line)")
+    export_hf: str | None = call_flag(None, path, "folder to write the final model to, for Hugging Face's transformers")
+    temperature: float = free_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.lr_decay_iters = self.lr_decay_iters or self.max_iters or None  # kept when the run is continued
         if self.data is not None:
             self.data = tuple(str(Path(file).resolve()) for file in self.data)
+
+    @property
+    def files(self) -> list[Path]:
+        """What --data names."""
+        return [Path(file) for file in self.data or [str(lm_text.SHAKESPEARE)]]
 
     def check(self) -> list[str]:
         """What is wrong with the flags together."""
         problems = super().check()
+        problems += lm_text.reading_problems(self.files, self.tokenizer, self.vocab_size)
         if self.n_embd % (2 * self.n_head):
-            problems.append(f"--n-embd: expected an even width for each of {self.n_head} heads, got {self.n_embd}")
+            problems.append(
+                f"--n-embd, --n-head: expected a width that is a multiple of twice the heads, got {self.n_embd} and "
+                f"{self.n_head}"
+            )
         if self.n_kv_head and self.n_head % self.n_kv_head:
             problems.append(f"--n-kv-head: expected a divisor of --n-head {self.n_head}, got {self.n_kv_head}")
-        if self.min_lr > self.learning_rate:
-            problems.append(f"--min-lr: expected at most --learning-rate {self.learning_rate}, got {self.min_lr}")
         return problems
 
 
@@ -92,16 +108,15 @@ class Config(RunFlags):
 def read_data(config: Config, run: Run) -> Corpus:
     """The corpus of the run; a continued run must find the one that it began with."""
     before = run.checkpoint.meta["corpus"] if run.checkpoint else {}
-    files = [Path(file) for file in config.data or [lm_text.SHAKESPEARE]]
-    corpus = lm_text.read_corpus(files, config.tokenizer, config.vocab_size, before.get("tokenizer"))
+    corpus = lm_text.read_corpus(config.files, config.tokenizer, config.vocab_size, before.get("tokenizer"))
     lm_text.check_length(corpus, config.block_size)
     if before and before["fingerprint"] != corpus.fingerprint:
-        raise FlagErrors([f"--data: {', '.join(map(str, files))} is not the text that the run began with"])
+        raise FlagErrors([f"--data: {', '.join(map(str, config.files))} is not the text that the run began with"])
     run.about["corpus"] = {"tokenizer": corpus.tokenizer.as_json(), "fingerprint": corpus.fingerprint}
     return corpus
 
 
-# ---- model and optimizer ---------------------------------------------------------------------------------------------
+# ---- the model -------------------------------------------------------------------------------------------------------
 
 
 def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
@@ -119,43 +134,33 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         "dtype": config.dtype,
     }
     run.about["model"] = arguments
+    check_memory(config.device, *numbers_in_a_step(config, vocab_size), np.dtype(config.dtype).itemsize, SIZES)
     return nn.TransformerLM(**arguments, device=config.device)
 
 
-def build_optimizer(config: Config, model: nn.TransformerLM) -> optim.AdamW:
-    """AdamW, which decays the matrices alone."""
-    groups = optim.decay_groups(model.named_parameters(), config.weight_decay)
-    return optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
+SIZES = "--batch-size, --block-size, --n-embd, --n-layer"
 
 
-def learning_rate(config: Config, update: int) -> float:
-    """The rate of an update, the first being number 1."""
-    total = config.lr_decay_iters or config.max_iters
-    return optim.cosine_schedule(update, config.learning_rate, config.min_lr, config.warmup_iters, total)
+def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
+    """The counts of weights, and of activations that a micro-batch holds for the backward pass, but for small ones.
+
+    In a block, a token holds 8 times the width (the inputs of norms and projections, q, k, v, the attention's output)
+    and 4 times that inside the feed-forward layer (gate, its sigmoid, up, their product); attention is done in tiles.
+    """
+    width, inner = config.n_embd, config.d_ff or swiglu_width(config.n_embd)
+    keys = width * (config.n_kv_head or config.n_head) // config.n_head
+    matrices = width * (2 * width + 2 * keys + 3 * inner)
+    weights = config.n_layer * matrices + vocab_size * width * (1 if config.tie_embeddings else 2)
+    tokens = config.batch_size * config.block_size
+    return weights, tokens * (config.n_layer * (6 * width + 2 * keys + 4 * inner) + 3 * width)
 
 
-# ---- one update, one evaluation, one sample --------------------------------------------------------------------------
+# ---- evaluation and samples ------------------------------------------------------------------------------------------
 
 
-def update(config: Config, model: nn.TransformerLM, optimizer: optim.AdamW, batches: RandomBlocks, run: Run) -> None:
-    """One step of the optimizer on the gradient of all micro-batches together."""
-    run.begin_update()
-    micro_batches = [batches.draw() for _ in range(config.gradient_accumulation_steps)]
-    counts = [targets.size for _, targets in micro_batches]
-    loss = backward(model.loss, micro_batches, counts)
-    norm = float(optim.clip_grad_norm(model.parameters(), config.grad_clip or math.inf))
-    for what, value in (("loss", loss), ("gradient norm", norm)):
-        if not math.isfinite(value):
-            raise non_finite(what, model, lambda: [model(inputs) for inputs, _ in micro_batches])
-    rate = learning_rate(config, run.step)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad()
-    run.end_update(loss=loss, lr=optimizer.param_groups[0]["lr"], grad_norm=norm, tokens=sum(counts))
-
-
-def evaluate(config: Config, model: nn.TransformerLM, corpus: Corpus, run: Run) -> float | None:
+def evaluate(
+    config: Config, model: nn.TransformerLM, corpus: Corpus, run: Run
+) -> tuple[float, dict[str, float]] | None:
     """The mean loss over the validation tokens, each weighing the same; None where a signal cuts it short."""
     model.eval()
     total, count = 0.0, 0
@@ -168,7 +173,7 @@ def evaluate(config: Config, model: nn.TransformerLM, corpus: Corpus, run: Run) 
             total += model.loss(inputs, targets, reduction="sum").item()
             count += int((targets >= 0).sum())
     model.train()
-    return total / count
+    return total / count, {}
 
 
 def prompt_ids(config: Config, corpus: Corpus) -> lm_text.Ids:
@@ -185,55 +190,52 @@ def prompt_ids(config: Config, corpus: Corpus) -> lm_text.Ids:
 def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: lm_text.Ids, seed: int) -> str:
     """What the model writes after the prompt, from random numbers of its own."""
     generator = np.random.default_rng(seed)
-    return corpus.tokenizer.decode(nn.generate(model, prompt, config.sample_tokens, 0.8, generator=generator))
+    return corpus.tokenizer.decode(
+        nn.generate(model, prompt, config.sample_tokens, config.temperature, generator=generator)
+    )
 
 
-# ---- the loop --------------------------------------------------------------------------------------------------------
+# ---- the program -----------------------------------------------------------------------------------------------------
 
 
 def train(config: Config, run: Run) -> int:
     """Everything in order; returns the exit status."""
     corpus = read_data(config, run)
     prompt = prompt_ids(config, corpus)
+    run.about["prompt"] = [int(token) for token in prompt]
     mg.random.seed(config.seed)
     model = build_model(config, corpus.tokenizer.vocab_size, run)
-    optimizer = build_optimizer(config, model)
-    batches = RandomBlocks(
-        corpus.training, config.batch_size, config.block_size, config.seed, config.overfit_single_batch
+    export = HfExport(Path(config.export_hf), corpus.tokenizer) if config.export_hf else None
+    task = training_loop.Task(
+        model=model,
+        batches=RandomBlocks(
+            corpus.training, config.batch_size, config.block_size, config.seed, config.overfit_single_batch
+        ),
+        loss=model.loss,
+        count=lambda inputs, targets: targets.size,
+        evaluate=lambda: evaluate(config, model, corpus, run),
+        sample=lambda step: sample(config, model, corpus, prompt, step),
     )
-    run.attach(model=model, optimizer=optimizer, batches=batches)
-    print(introduction(config, model, corpus, run))
+    print(about(config, corpus))
+    optimizer = training_loop.prepare(config, run, task)
+    status = 0
     if config.eval_only:
-        loss = evaluate(config, model, corpus, run)
+        loss, _ = evaluate(config, model, corpus, run) or (math.nan, {})
         print(f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}")
-        return 0
-
-    watch = mg.detect_anomaly() if config.detect_anomaly else np.errstate(all="ignore")  # update() looks itself
-    with run.writing(), watch:
-        while True:
-            if run.evaluation_due:
-                run.evaluated(evaluate(config, model, corpus, run))
-            run.report()
-            if run.checkpoint_due:
-                run.save()
-            if run.sample_due:
-                run.print(f"---- sample at step {run.step}\n{sample(config, model, corpus, prompt, run.step)}\n----")
-            if run.finished:
-                return run.conclude()
-            update(config, model, optimizer, batches, run)
+    else:
+        status = training_loop.train(config, run, task, optimizer)
+    if export:
+        print(export.write(model))
+    return status
 
 
-def introduction(config: Config, model: nn.TransformerLM, corpus: Corpus, run: Run) -> str:
-    """What is about to happen: the data, the parameters, where the run stands."""
+def about(config: Config, corpus: Corpus) -> str:
+    """The data in a line, and what of it an iteration reads."""
     kind = corpus.tokenizer.as_json()["kind"]
     tokens = config.batch_size * config.block_size * config.gradient_accumulation_steps
-    return "\n".join(
-        [
-            f"{len(corpus.training):,} tokens to train on, {len(corpus.validation):,} to validate on ({kind}, "
-            f"vocabulary {corpus.tokenizer.vocab_size:,})",
-            parameter_table(model.named_parameters()),
-            f"{tokens:,} tokens an iteration, {config.dtype} on {config.device}, {run.origin}",
-        ]
+    return (
+        f"{len(corpus.training):,} tokens to train on, {len(corpus.validation):,} to validate on ({kind}, vocabulary "
+        f"{corpus.tokenizer.vocab_size:,}), {tokens:,} tokens an iteration"
     )
 
 

@@ -16,13 +16,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import minigrad as mg
 from minigrad.backend import is_array
-from minigrad.errors import FileFormatError
+from minigrad.errors import ArgumentError, FileFormatError
 from minigrad.serialize import flush_to_disk
 
 META = "meta.json"
@@ -142,8 +143,11 @@ def steps_in(out: Path) -> list[int]:
     return sorted(int(match[1]) for match, path in found if match and is_complete(path))
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at ``path``: a step folder, or a run folder, of which the newest complete checkpoint is taken."""
+def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:
+    """The checkpoint at ``path``: a step folder, or a run folder, of which the newest complete checkpoint is taken.
+
+    Where ``program`` is given, one that another program wrote is refused.
+    """
     if not is_complete(path):
         steps = steps_in(path)
         if not steps:
@@ -153,7 +157,37 @@ def open_checkpoint(path: Path) -> Checkpoint:
         meta = json.loads((path / META).read_text("utf-8"))
     except ValueError as error:
         raise FileFormatError(f"JSON in {path / META}", str(error)) from None
+    if program is not None and meta.get("program") != program:
+        raise FileFormatError(f"a run of {program}", f"{path} of {meta.get('program')}")
     return Checkpoint(path, meta)
+
+
+def open_newest(path: str | None, program: str, runs: Path = Path("runs")) -> Checkpoint:
+    """The checkpoint of ``program`` at ``path``, else that of its run in ``runs`` that saved one last."""
+    if path is not None:
+        return open_checkpoint(Path(path), program)
+    pointers = sorted(runs.glob("*/latest"), key=lambda pointer: pointer.stat().st_mtime, reverse=True)
+    for pointer in pointers:
+        with suppress(FileFormatError):
+            return open_checkpoint(pointer.parent, program)
+    raise ArgumentError(
+        f"a model that {program} has trained", f"no run of it in {runs}/", "train one first, or name it by --checkpoint"
+    )
+
+
+def averaged(checkpoint: Checkpoint, part: str = "model", share: float = 0.1) -> tuple[dict[str, Any], list[int]]:
+    """The mean of the arrays of ``part`` over the last checkpoints of a run, and the steps of these.
+
+    Last are those of the last ``share`` of the updates up to ``checkpoint``. Late in a training the weights wander
+    about a good place, and their mean is nearer to it than each (Polyak & Juditsky 1992).
+    """
+    out, last = checkpoint.path.parent, checkpoint.step
+    steps = [step for step in steps_in(out) if (1 - share) * last <= step <= last]
+    total: dict[str, Any] = {}
+    for step in steps:
+        for name, array in open_checkpoint(out / folder_name(step)).load(part).items():
+            total[name] = total.get(name, 0.0) + array.astype("float64") / len(steps)
+    return {name: total[name].astype(array.dtype) for name, array in checkpoint.load(part).items()}, steps
 
 
 def point(out: Path, pointer: str, name: str) -> None:

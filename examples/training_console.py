@@ -45,8 +45,10 @@ def run_program(program: str, body: Callable[[], int]) -> int:
         return body()
     except SystemExit as leaving:  # --help
         return int(leaving.code or 0)
-    except KeyboardInterrupt:
-        return _complain(program, "interrupted", 130)
+    except KeyboardInterrupt as interrupt:  # whoever had saved something raised it anew and says what
+        return _complain(
+            program, f"interrupted, {interrupt}" if interrupt.args else "interrupted, nothing was saved", 130
+        )
     except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # 128 + SIGPIPE
@@ -65,6 +67,11 @@ def _complain(program: str, text: str, status: int) -> int:
     return status
 
 
+def warn(text: str) -> None:
+    """Print a line on standard error that calls for attention."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
 def one_line(error: MiniGradError) -> str:
     """The error in one sentence.
 
@@ -77,6 +84,8 @@ def one_line(error: MiniGradError) -> str:
 
 class StopSignals:
     """Turns the first Ctrl-C or SIGTERM into a request to stop at the next good moment; another Ctrl-C ends at once.
+
+    The first one is answered by a line on standard error, since the good moment may be a long update away.
 
     ``received`` is the signal, or None. Use it as a context manager; only the main thread can take signals.
     """
@@ -97,7 +106,10 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.received = self.received or signal.Signals(number)
+        if not self.received:
+            self.received = signal.Signals(number)
+            answer = f"\n{self.received.name}: this update is finished and saved first; Ctrl-C (again) stops at once\n"
+            os.write(2, answer.encode())  # print may not be called while a print is under way
 
     @property
     def exit_status(self) -> int:

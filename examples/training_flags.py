@@ -1,8 +1,8 @@
 """Command-line flags as a dataclass: one field is one flag, with its default, its check and its help.
 
-``flag`` declares a field, ``parse`` reads a command line into the flags that were given, and ``complete`` fills in the
-rest, from the defaults or from the run that is continued. Dashes and underscores are the same (``--max_iters``), and
-every mistake on a command line is reported, not only the first.
+``flag`` declares a field, ``parse`` reads a command line into the flags that were given, and ``complete`` or ``merge``
+fills in the rest, from the defaults or from the run that is continued. Dashes and underscores are the same
+(``--max_iters``), and every mistake on a command line is reported, not only the first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import minigrad as mg
 
-Config = TypeVar("Config", bound="Flags")
+AnyFlags = TypeVar("AnyFlags", bound="Flags")
 
 
 class FlagErrors(Exception):
@@ -103,8 +104,23 @@ class Flags:
     def check(self) -> list[str]:
         """What is wrong with the flags together, one sentence each; subclasses add theirs."""
         if self.device == "cuda" and not mg.cuda.is_available():
-            return ["--device: found no GPU for 'cuda'; use --device cpu, or pip install 'minigrad[cuda]'"]
+            return [f"--device: expected a GPU that can be used, found {_missing_for_cuda()}; or take --device cpu"]
         return []
+
+
+def _missing_for_cuda() -> str:
+    if find_spec("cupy"):
+        return "CuPy, but no NVIDIA GPU with a driver that answers"
+    return "no CuPy, through which a GPU is used: on a machine that has an NVIDIA GPU, " + how_to_install("cuda")
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs what an optional part of the examples needs.
+
+    >>> how_to_install("plot")
+    "pip install -e '.[plot]' in the folder of minigrad"
+    """
+    return f"pip install -e '.[{extra}]' in the folder of minigrad"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -125,6 +141,47 @@ class RunFlags(Flags):
     sample_every: int = free_flag(0, whole(0), "updates between samples; 0: at the end only")
     detect_anomaly: bool = call_flag(False, None, "name the operation that makes the first NaN (slow)")
     no_progress: bool = call_flag(False, None, "no progress bar, plain lines only")
+
+
+@dataclasses.dataclass(kw_only=True)
+class TrainingFlags(RunFlags):
+    """How the weights are updated, whatever is trained."""
+
+    batch_size: int = flag(12, whole(1), "examples in a micro-batch")
+    gradient_accumulation_steps: int = flag(1, whole(1), "micro-batches in an update")
+    learning_rate: float = flag(1e-3, positive, "highest learning rate, reached after the warm-up")
+    min_lr: float | None = flag(None, not_negative, "rate after the decay (default: a tenth of --learning-rate)")
+    warmup_iters: int = flag(100, whole(0), "updates of rising learning rate")
+    lr_decay_iters: int | None = flag(None, whole(1), "update at which the decay ends (default: the first --max-iters)")
+    beta1: float = flag(0.9, fraction, "AdamW's memory of the gradient")
+    beta2: float = flag(0.99, fraction, "AdamW's memory of the squared gradient")
+    weight_decay: float = flag(0.1, not_negative, "AdamW's decay of the matrices")
+    grad_clip: float = flag(1.0, not_negative, "largest gradient norm; 0 is off")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lr_decay_iters = self.lr_decay_iters or self.max_iters or None  # kept when the run is continued
+        self.min_lr = self.learning_rate / 10 if self.min_lr is None else self.min_lr
+
+    def check(self) -> list[str]:
+        problems = super().check()
+        if self.min_lr is not None and self.min_lr > self.learning_rate:
+            problems.append(f"--min-lr: expected at most --learning-rate {self.learning_rate:g}, got {self.min_lr:g}")
+        return problems
+
+
+def with_defaults(config_class: type[AnyFlags], **defaults: Any) -> type[AnyFlags]:
+    """The same flags with other defaults.
+
+    >>> with_defaults(RunFlags, max_iters=7)().max_iters
+    7
+    """
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    changed = [
+        (name, fields[name].type, dataclasses.field(default=value, metadata=fields[name].metadata))
+        for name, value in defaults.items()
+    ]
+    return dataclasses.make_dataclass(config_class.__name__, changed, bases=(config_class,), kw_only=True)
 
 
 # ---- reading a command line ------------------------------------------------------------------------------------------
@@ -196,16 +253,26 @@ def _unknown(token: str, names: Sequence[str]) -> str:
     return f"{token.partition('=')[0]}: no such flag" + (f"; did you mean {close[0]}?" if close else "; see --help")
 
 
-def complete(
-    config_class: type[Config],
-    given: Mapping[str, Any],
-    problems: Sequence[str] = (),
-    stored: Mapping[str, Any] | None = None,
-) -> Config:
-    """The whole configuration: what was given, else what the continued run has (``stored``), else the defaults.
+def complete(config_class: type[AnyFlags], given: Mapping[str, Any], problems: Sequence[str] = ()) -> AnyFlags:
+    """The whole configuration: what was given, else the defaults; FlagErrors if there are ``problems``, old or new."""
+    config, more = merge(config_class, given)
+    raise_any([*problems, *more])
+    return config
 
-    Raises FlagErrors with the ``problems`` so far and all others: where ``given`` contradicts ``stored`` in a flag that
-    a continued run must keep, and where flags don't fit each other.
+
+def raise_any(problems: Sequence[str]) -> None:
+    """Raise FlagErrors with the problems, where there are any."""
+    if problems:
+        raise FlagErrors(problems)
+
+
+def merge(
+    config_class: type[AnyFlags], given: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+) -> tuple[AnyFlags, list[str]]:
+    """What was given, else what the continued run has (``stored``), else the defaults; and what is wrong with it.
+
+    Wrong is where ``given`` contradicts ``stored`` in a flag that a continued run must keep, and where flags don't fit
+    each other.
     """
     fields = dataclasses.fields(config_class)
     before = {field.name: field.default for field in fields}
@@ -220,7 +287,4 @@ def complete(
         and given.get(field.name, before[field.name]) != before[field.name]
     ]
     config = config_class(**(before | dict(given)))
-    problems = [*problems, *conflicts, *config.check()]
-    if problems:
-        raise FlagErrors(problems)
-    return config
+    return config, [*conflicts, *config.check()]

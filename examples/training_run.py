@@ -47,18 +47,19 @@ from training_checkpoint import (
     tidy,
     write_whole,
 )
-from training_console import StopSignals, Throughput
-from training_flags import Config, FlagErrors, RunFlags, complete, parse
+from training_console import StopSignals, Throughput, warn
+from training_flags import AnyFlags, FlagErrors, RunFlags, how_to_install, merge, parse, raise_any
 
 import minigrad as mg
 from minigrad.errors import ArgumentError, FileFormatError, NonFiniteError
 
 METRICS = "metrics.jsonl"
+RUNS = "runs"  # where a run without --out-dir gets its folder
 
 
 def open_run(
-    config_class: type[Config], argv: Sequence[str] | None, program: str, description: str
-) -> tuple[Config, Run]:
+    config_class: type[AnyFlags], argv: Sequence[str] | None, program: str, description: str
+) -> tuple[AnyFlags, Run]:
     """Read the flags, find the checkpoint to continue from, if any, and check both; nothing is written yet."""
     given, problems = parse(config_class, argv, program, description)
     if given.get("device") == "auto":
@@ -68,11 +69,12 @@ def open_run(
         checkpoint = _checkpoint_to_continue(given, program)
     except FileFormatError as error:
         problems.append(f"--resume: expected {error.expected}, got {error.got}")
-    config = complete(config_class, given, problems, checkpoint.meta["config"] if checkpoint else None)
+    config, more = merge(config_class, given, checkpoint.meta["config"] if checkpoint else None)
     run = Run(config, checkpoint)
     run.about["program"] = program
-    if not config.eval_only:
-        run.check_folder()
+    raise_any([*problems, *more, *([] if config.eval_only else run.folder_problems())])
+    if config.eval_only and not checkpoint:
+        warn("--eval-only without a run to continue (--resume or --out-dir): these weights have learned nothing")
     return config, run
 
 
@@ -82,10 +84,7 @@ def _checkpoint_to_continue(given: Mapping[str, Any], program: str) -> Checkpoin
         if resume == "never" or given.get("overwrite") or out is None or not steps_in(Path(out)):
             return None
         resume = out
-    checkpoint = open_checkpoint(Path(resume))
-    if checkpoint.meta.get("program") != program:
-        raise FileFormatError(f"a run of {program}", f"{checkpoint.path} of {checkpoint.meta.get('program')}")
-    return checkpoint
+    return open_checkpoint(Path(resume), program)
 
 
 def fresh_folder(parent: Path) -> Path:
@@ -99,6 +98,14 @@ def fresh_folder(parent: Path) -> Path:
         except FileExistsError:
             continue
     raise ArgumentError("a free name for the run", f"1000 folders {parent / name}…", "--out-dir DIR")
+
+
+def obstacle_to_writing(folder: Path) -> str:
+    """Why ``folder`` can't be made or written, in words; empty where it can."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        return f"{folder}, since {there} is a file"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{folder}, since {there} may not be written"
 
 
 @contextmanager
@@ -134,7 +141,9 @@ class Run:
         self.about: dict[str, Any] = {}  # what else a checkpoint says: the trainer's own facts
         self.parts: dict[str, Any] = {}  # what a checkpoint holds: objects with state_dict and load_state_dict
         self.stop = StopSignals()
-        self._improved = False
+        self.first_loss: float | None = meta.get("first_loss")  # that of the first evaluation
+        self._measures: dict[str, float] = {}  # what else the evaluation of this step found
+        self._improved = self._warned = False
         self._throughput = Throughput()
         self._reported = self.step - 1 if checkpoint is None or self.evaluation_due else self.step
         home = checkpoint.path.parent if checkpoint else None
@@ -153,20 +162,26 @@ class Run:
         steps = steps_in(self.folder) if self.folder else []
         return steps if self._branches or not self.checkpoint else [step for step in steps if step > self.step]
 
-    def check_folder(self) -> None:
-        """Refuse to overwrite unasked, or to go back in time."""
+    def folder_problems(self) -> list[str]:
+        """What speaks against writing the folder: that it can't be, would overwrite unasked, or go back in time."""
+        problems = []
         if self.checkpoint and self.config.max_iters < self.step:
-            raise FlagErrors([f"--max-iters: {self.step} updates are done already, got {self.config.max_iters}"])
-        stale = self._stale()
-        if stale and not self.config.overwrite:
+            problems.append(f"--max-iters: {self.step} updates are done already, got {self.config.max_iters}")
+        if obstacle := obstacle_to_writing(self.folder or Path(RUNS)):
+            problems.append(f"--out-dir: can't write {obstacle}")
+        elif self._stale() and not self.config.overwrite:
             later = f"checkpoints after step {self.step}" if self.checkpoint and not self._branches else "a run"
-            raise FlagErrors([f"--out-dir: {self.folder} holds {later}; --overwrite drops it, or take another folder"])
+            problems.append(f"--out-dir: {self.folder} holds {later}; --overwrite drops it, or take another folder")
+        return problems
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Make the folder and keep it for this program alone; inside, signals ask to stop instead of ending it."""
-        self.folder = self.folder or fresh_folder(Path("runs"))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder = self.folder or fresh_folder(Path(RUNS))
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FlagErrors([f"--out-dir: {error.filename}: {error.strerror}"]) from None
         with lock(self.folder), self.stop:
             tidy(self.folder)
             drop_checkpoints(self.folder, self._stale())
@@ -179,12 +194,20 @@ class Run:
             ):
                 try:
                     yield
+                except KeyboardInterrupt:
+                    raise KeyboardInterrupt(self._saved()) from None
                 except NonFiniteError as error:
                     expected = f"{error.expected} at step {self.step}"
                     raise NonFiniteError(expected, error.got, error.hint) from error
                 except OSError as error:
                     error.filename = error.filename or str(self.folder)  # a full disk doesn't say where
                     raise
+
+    def _saved(self) -> str:
+        steps = steps_in(self.folder) if self.folder else []
+        if not steps:
+            return "nothing was saved"
+        return f"the updates up to step {steps[-1]} are saved; to go on: --resume {self.folder}"
 
     def _keep_past(self) -> None:
         """Make the folder say what was true at ``step``: no later lines, pointers that point."""
@@ -233,7 +256,7 @@ class Run:
     def begin_update(self) -> None:
         """The next update begins; ``step`` is its number, the first being 1."""
         self.step += 1
-        self.val_loss, self._improved = None, False
+        self.val_loss, self._improved, self._measures = None, False, {}
         self._throughput.start()
 
     def end_update(self, loss: float, lr: float, grad_norm: float, tokens: int) -> None:
@@ -243,13 +266,14 @@ class Run:
         self._bar.update()
         self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
 
-    def evaluated(self, loss: float | None) -> None:
-        """Take note of the validation loss (None: a signal cut the evaluation short)."""
-        if loss is not None and not math.isfinite(loss):
+    def evaluated(self, loss: float, measures: Mapping[str, float] | None = None) -> None:
+        """Take note of the validation loss, and of other measures by their names."""
+        if not math.isfinite(loss):
             hint = "a lower --learning-rate, or --detect-anomaly to see where it begins"
             raise NonFiniteError("a finite validation loss", str(loss), hint)
-        self.val_loss = loss
-        if loss is not None and (self.best_loss is None or loss < self.best_loss):
+        self.val_loss, self._measures = loss, dict(measures or {})
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        if self.best_loss is None or loss < self.best_loss:
             self.best_loss, self.best_step, self._improved = loss, self.step, True
 
     def report(self) -> None:
@@ -258,6 +282,7 @@ class Run:
         if self.step == self._reported or not due:
             return
         self._reported = self.step
+        self._look_for_divergence()
         ms, rate = self._throughput.take()
         record = {
             "step": self.step,
@@ -268,10 +293,21 @@ class Run:
             "grad_norm": self.last["grad_norm"],
             "tokens_per_s": rate,
             "seconds": round(time.perf_counter() - self._began, 3),
+            **self._measures,
         }
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
-        self.print(progress_line(record, self.config.max_iters, ms))
+        self.print(progress_line(record, self.config.max_iters, ms, self._measures))
+
+    def _look_for_divergence(self) -> None:
+        """Warn once where the loss is well above that of the fresh weights."""
+        now = max((loss for loss in (self.last["train_loss"], self.val_loss) if loss is not None), default=-math.inf)
+        if not self._warned and self.first_loss is not None and now > 1.1 * self.first_loss:
+            self._warned = True
+            self.print(
+                f"warning: the loss, {now:.4f}, is well above that of the first weights, {self.first_loss:.4f}; "
+                "most often the learning rate is too high"
+            )
 
     def print(self, text: str) -> None:
         """Print a line without disturbing the progress bar."""
@@ -292,7 +328,10 @@ class Run:
         os.fsync(self._metrics.fileno())
         self.seconds = time.perf_counter() - self._began
         meta = {"config": dataclasses.asdict(self.config), "random": mg.random.get_state(), **self.about}
-        meta |= {name: getattr(self, name) for name in ("seconds", "val_loss", "best_loss", "best_step", "last")}
+        meta |= {
+            name: getattr(self, name)
+            for name in ("seconds", "val_loss", "first_loss", "best_loss", "best_step", "last")
+        }
         states = {name: part.state_dict() for name, part in self.parts.items()}
         path = save_checkpoint(self.folder, self.step, states, meta)
         if self.best_step == self.step:
@@ -319,7 +358,9 @@ class Run:
 # ---- the log ---------------------------------------------------------------------------------------------------------
 
 
-def progress_line(record: Mapping[str, Any], max_iters: int, ms: float | None) -> str:
+def progress_line(
+    record: Mapping[str, Any], max_iters: int, ms: float | None, measures: Mapping[str, float] | None = None
+) -> str:
     """One line of the log for people; ``-`` for what wasn't measured.
 
     >>> progress_line({"step": 5, "train_loss": 2.0, "val_loss": None, "lr": 1e-3, "grad_norm": 1.0}, 10, 70.0)
@@ -337,6 +378,7 @@ def progress_line(record: Mapping[str, Any], max_iters: int, ms: float | None) -
         "norm " + show(record.get("grad_norm"), ".2f"),
         "ms " + show(ms, ".1f"),
         "tok/s " + show(record.get("tokens_per_s"), ",.0f"),
+        *(f"{name.replace('_', ' ')} {value:.4f}" for name, value in (measures or {}).items()),
     ]
     return " | ".join(columns)
 
@@ -359,11 +401,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def draw_loss(folder: Path) -> str:
-    """Draw ``folder/loss.png`` from its metrics; where matplotlib is missing, say how to get it."""
+    """Draw ``folder/loss.png`` from its metrics; without matplotlib, the first run beside others says how to get it."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return " (for a picture of the loss: pip install 'minigrad[plot]')"
+        others = [path for path in folder.absolute().parent.glob(f"*/{METRICS}") if path.parent.name != folder.name]
+        return "" if others else f" (for a picture of the loss: {how_to_install('plot')})"
     lines = read_metrics(folder / METRICS)
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="updates", ylabel="loss (nats a token)")

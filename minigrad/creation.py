@@ -41,7 +41,7 @@ def from_dlpack(source: Any) -> Tensor:
     with use_device("cpu" if kind == 1 else check_device(f"cuda:{number}")) as xp:
         try:
             return asarray(xp.from_dlpack(source))
-        except BufferError as error:  # a read-only array, say, before NumPy 2.1
+        except (BufferError, RuntimeError) as error:  # a tensor that is recorded, or a dtype that NumPy hasn't
             raise ArgumentError("an array that can be shared", str(error), "copy it, or use asarray") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import json
 import os
 import re
 import stat
@@ -18,7 +19,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from minigrad.backend import Array, as_dtype, is_array, raw, to_numpy
+from minigrad.backend import Array, as_dtype, bfloat16, is_array, raw, to_numpy
 from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatError, MissingFileError
 from minigrad.explain import describe, explained
 
@@ -112,7 +113,7 @@ def flush_to_disk(path: Path) -> None:
 
 @explained
 def load(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """The named arrays of a safetensors file, on the CPU.
+    """The named arrays of a safetensors file, on the CPU. Without the package ml_dtypes bfloat16 becomes float32.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +122,30 @@ def load(path: str | os.PathLike[str]) -> dict[str, Array]:
     [0 1 2]
     """
     with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
+        return {name: _array(file, path, name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
+
+
+def _array(file: Any, path: str | os.PathLike[str], name: str) -> Array:
+    kind = file.get_slice(name).get_dtype()
+    if kind == "BF16":
+        return _bfloat16_array(path, name)
+    try:
+        return file.get_tensor(name)
+    except (TypeError, AttributeError):  # as NumPy complains
+        raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}") from None
+
+
+def _bfloat16_array(path: str | os.PathLike[str], name: str) -> Array:
+    """An array that NumPy can't read by itself: its bits are the upper half of those of a float32."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        facts = json.loads(file.read(size))[name]
+    start, stop = facts["data_offsets"]
+    bits = np.fromfile(path, "<u2", (stop - start) // 2, offset=8 + size + start).reshape(facts["shape"])
+    try:
+        return bits.view(bfloat16())
+    except DTypeError:  # ml_dtypes is not there
+        return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @explained

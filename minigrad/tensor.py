@@ -258,6 +258,8 @@ class Tensor:
         return np.array(array, dtype=dtype, copy=copy) if copy is not None else np.asarray(array, dtype=dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
+        if min(self._data.strides, default=0) < 0:  # torch would end the process
+            raise ArgumentError("an array that no axis of runs backwards", f"strides {self._data.strides}", "t.copy()")
         return self._data.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Layers, built from minigrad's primitives alone: from Linear to a LLaMA-style language model, its cache and sampling.
+"""Layers, built from minigrad's primitives alone: from Linear to a LLaMA-style language model and the encoder-decoder.
 
 >>> import minigrad as mg
 >>> import nn
@@ -13,23 +13,31 @@ from minigrad.habits import module_names
 from nn import functional
 from nn.activation import GELU, GLU, Dropout, ReLU, SiLU
 from nn.attention import MultiHeadAttention
+from nn.beam_search import Beam, beam_search
 from nn.cache import KVCache
 from nn.containers import ModuleDict, ModuleList, Sequential
+from nn.encoder_decoder import DecoderLayer, EncoderLayer, Transformer
 from nn.evaluation import perplexity, total_loss
 from nn.feedforward import FeedForward, SwiGLU
-from nn.generation import generate, next_token_probabilities
+from nn.generation import generate
 from nn.linear import Embedding, Linear
+from nn.llama import load_llama, save_llama
+from nn.masks import causal_mask, pad_sequences, padding_mask
 from nn.module import Module
 from nn.normalization import LayerNorm, RMSNorm
 from nn.parameter import Parameter
 from nn.positional import RotaryEmbedding, SinusoidalPositionalEncoding
+from nn.sampling import next_token_probabilities
 from nn.transformer import TransformerBlock, TransformerLM
 
 __all__ = [
     "GELU",
     "GLU",
+    "Beam",
+    "DecoderLayer",
     "Dropout",
     "Embedding",
+    "EncoderLayer",
     "FeedForward",
     "KVCache",
     "LayerNorm",
@@ -46,12 +54,19 @@ __all__ = [
     "SiLU",
     "SinusoidalPositionalEncoding",
     "SwiGLU",
+    "Transformer",
     "TransformerBlock",
     "TransformerLM",
+    "beam_search",
+    "causal_mask",
     "functional",
     "generate",
+    "load_llama",
     "next_token_probabilities",
+    "pad_sequences",
+    "padding_mask",
     "perplexity",
+    "save_llama",
     "total_loss",
 ]
 __getattr__, __dir__ = module_names(globals())

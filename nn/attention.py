@@ -95,22 +95,43 @@ class MultiHeadAttention(Module):
         - attn_mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, T, S)
         - is_causal: position i sees positions up to i alone
         - positions: of x, for rope: integers (T,) or (..., T); by default they count on from the cache, or from 0
-        - cache: keys and values of earlier positions, to which those of x are added; x then sees all of them
+        - cache: keys and values of earlier positions, to which those of x are added; x then sees all of them. With a
+          context: its keys and values, computed at the first call alone
         """
         check_sequences(x, context)
-        source = x if context is None else context
-        q = split_heads(self.q_proj(x), self.num_heads)
-        k, v = (split_heads(project(source), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
         start = 0 if cache is None else cache.length
-        if self.rope is not None:
-            place = _places(positions, start, x.shape[-2])
-            q, k = self.rope(q, place), self.rope(k, place)
-        if cache is not None:
-            k, v = cache.extend(self, k, v)
+        q, k, v = self._projected(x, context, _places(positions, start, x.shape[-2]), cache)
         if is_causal and start:
             attn_mask, is_causal = _after(start, q, k, attn_mask), False
         dropout_p = self.dropout if self.training else 0.0
         return self.output_proj(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, dropout_p)))
+
+    def weights(
+        self, x: Any, context: Any = None, *, attn_mask: Any = None, is_causal: bool = False, positions: Any = None
+    ) -> Any:
+        """How much each position of ``x`` attends to each key: (..., heads, T, S), rows that sum to 1, without dropout.
+
+        To look at; ``forward`` never makes them. The arguments are those of ``forward``.
+        """
+        q, k, _ = self._projected(x, context, _places(positions, 0, x.shape[-2]), None)
+        keys = array_module(k).eye(k.shape[-2], dtype=k.dtype)  # as values: the means are the weights
+        return F.scaled_dot_product_attention(q, k, keys[None], attn_mask, is_causal)
+
+    def _projected(self, x: Any, context: Any, place: Any, cache: KVCache | None) -> tuple[Any, Any, Any]:
+        """Queries of x, and keys and values of x and what is in the cache, or of the context."""
+        source = x if context is None else context
+
+        def keys_and_values() -> tuple[Any, Any]:
+            k, v = (split_heads(project(source), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
+            return (k if self.rope is None else self.rope(k, place if context is None else None)), v
+
+        q = split_heads(self.q_proj(x), self.num_heads)
+        q = q if self.rope is None else self.rope(q, place)
+        if cache is None:
+            return q, *keys_and_values()
+        if context is not None:
+            return q, *cache.once(self, keys_and_values)
+        return q, *cache.extend(self, *keys_and_values())
 
     def extra_repr(self) -> str:
         shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
@@ -157,11 +178,11 @@ def _places(positions: Any, start: int, length: int) -> Any:
 def _after(start: int, q: Any, k: Any, mask: Any) -> Any:
     """The causal mask of queries that follow ``start`` earlier keys, joined with a mask that was given."""
     length, seen = q.shape[-2], k.shape[-2]
-    if length == 1:
+    if length == 1 and seen == start + 1:
         return mask  # one query, the last: it sees everything
     allowed = array_module(k).tri(length, seen, start, dtype=bool)
     if mask is None:
         return allowed
-    if mask.shape[-2:] != allowed.shape:
+    if any(size not in (1, full) for size, full in zip(mask.shape[-2:], allowed.shape, strict=True)):
         raise ShapeError(f"a mask of {length} queries and {seen} keys, cached ones included", f"shape {mask.shape}")
     return mask & allowed if mask.dtype.kind == "b" else where(allowed, mask, -np.inf)

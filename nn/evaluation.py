@@ -11,7 +11,7 @@ from minigrad import asarray, no_grad
 from minigrad.backend import to_numpy
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from nn.checks import check_sizes
-from nn.generation import evaluating
+from nn.continuation import evaluating
 
 IGNORED = -100  # a target that doesn't count
 

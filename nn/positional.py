@@ -40,16 +40,17 @@ class SinusoidalPositionalEncoding(Module):
         self.table[:, 1::2] = np.cos(angles[:, : d_model // 2])
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Any) -> Any:
-        """``dropout(x + P[:T])``."""
+    def forward(self, x: Any, positions: Any = None) -> Any:
+        """``dropout(x + P[positions])``; positions are integers (T,) or (..., T), 0 … T-1 if not given."""
         max_len, d_model = self.table.shape
         if x.ndim < 2 or x.shape[-1] != d_model:
             raise ShapeError(f"(..., T, {d_model})", f"shape {x.shape}")
-        if x.shape[-2] > max_len:
-            raise ShapeError(
-                f"at most max_len = {max_len} positions", f"{x.shape[-2]}", "make it with a larger max_len"
-            )
-        return self.dropout(x + asarray(self.table[: x.shape[-2]], x.dtype, device_of(asarray(x).data)))
+        positions = range(x.shape[-2]) if positions is None else positions
+        if isinstance(positions, range) and positions.stop > max_len:
+            hint = "make it with a larger max_len"
+            raise ShapeError(f"at most max_len = {max_len} positions", f"{positions.stop}", hint)
+        place = checked_positions(positions, x.shape[-2], "cpu", "max_len", max_len)
+        return self.dropout(x + asarray(self.table[place], x.dtype, device_of(asarray(x).data)))
 
     def extra_repr(self) -> str:
         return f"d_model={self.table.shape[1]}, max_len={self.table.shape[0]}"
@@ -103,7 +104,7 @@ class RotaryEmbedding(Module):
         if x.ndim < 2 or x.shape[-1] != self.d_k:
             raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}")
         device = device_of(asarray(x).data)
-        place = self._place(x.shape[-2], range(x.shape[-2]) if positions is None else positions, device)
+        place = checked_positions(positions, x.shape[-2], device, "max_seq_len", self.max_seq_len)
         cos, sin = self.tables(accumulator(x.dtype), device)
         return F.apply_rope(x, cos[place], sin[place], self.layout)
 
@@ -114,27 +115,33 @@ class RotaryEmbedding(Module):
             self._tables[key] = tuple(asarray(f(self.angles), dtype, device).data for f in (np.cos, np.sin))
         return self._tables[key]
 
-    def _place(self, length: int, positions: Any, device: str) -> Any:
-        """Which rows of the tables: a slice for a range, else the positions as an array, checked."""
-        if isinstance(positions, range) and positions.step == 1:
-            place, count = slice(positions.start, positions.stop), len(positions)
-            first, last = positions.start, positions.stop - 1
-        else:
-            place = asarray(positions, device=device).data
-            if place.dtype.kind not in "iu":
-                raise DTypeError("positions as integers", f"dtype {place.dtype}")
-            count = place.shape[-1] if place.ndim else 0
-            first, last = (int(place.min()), int(place.max())) if place.size else (0, 0)
-        if count != length:
-            raise ShapeError(f"{length} positions on the last axis", f"{count}")
-        if first < 0 or last >= self.max_seq_len:
-            got = f"position {first if first < 0 else last}"
-            raise IndexRangeError(f"positions from 0, below max_seq_len = {self.max_seq_len}", got)
-        return place
-
     def extra_repr(self) -> str:
         scaling = "" if self.scaling is None else f", scaling={self.scaling}"
         return f"{self.d_k}, max_seq_len={self.max_seq_len}, theta={self.theta}, layout={self.layout!r}{scaling}"
+
+
+def checked_positions(positions: Any, length: int, device: str, name: str, limit: int) -> Any:
+    """Rows of a table of ``limit`` rows for ``length`` positions: a slice for None or a range, else a checked array.
+
+    >>> checked_positions(None, 3, "cpu", "max_len", 8)
+    slice(0, 3, None)
+    """
+    positions = range(length) if positions is None else positions
+    if isinstance(positions, range) and positions.step == 1:
+        place, count = slice(positions.start, positions.stop), len(positions)
+        first, last = positions.start, positions.stop - 1
+    else:
+        place = asarray(positions, device=device).data
+        if place.dtype.kind not in "iu":
+            raise DTypeError("positions as integers", f"dtype {place.dtype}")
+        count = place.shape[-1] if place.ndim else 0
+        first, last = (int(place.min()), int(place.max())) if place.size else (0, 0)
+    if count != length:
+        raise ShapeError(f"{length} positions on the last axis", f"{count}")
+    if first < 0 or last >= limit:
+        got = f"position {first if first < 0 else last}"
+        raise IndexRangeError(f"positions from 0, below {name} = {limit}", got, f"make it with a larger {name}")
+    return place
 
 
 def scaled_frequencies(frequencies: Any, scaling: Mapping[str, Any] | None) -> Any:

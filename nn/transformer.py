@@ -143,7 +143,8 @@ class TransformerLM(Module):
 
         With a cache, tokens go on from those that it holds, and no graph is recorded.
         """
-        tokens = as_ids(tokens, self.token_embeddings.weight.device)
+        device = self.token_embeddings.weight.device
+        tokens = as_ids(tokens, device)
         if tokens.ndim == 0:
             raise ShapeError("tokens (batch, sequence)", "a single number", "a sequence of one token is [[token]]")
         before = 0 if cache is None else cache.length
@@ -151,25 +152,26 @@ class TransformerLM(Module):
             got = f"{tokens.shape[-1]}" + (f" after {before} in the cache" if before else "")
             hint = "take the last ones: tokens[:, -context_length:]"
             raise ShapeError(f"at most context_length = {self.context_length} tokens", got, hint)
-        with _unrecorded(cache):
+        positions, mask = (None, None) if cache is None else cache.places(tokens.shape[-1], device)
+        with unrecorded(cache):
             x = self.token_embeddings(tokens)
             if self.embedding_scale is not None:
                 x = x * self.embedding_scale
             x = self.dropout(x)
             for layer in self.layers:
-                x = layer(x, cache=cache)
+                x = layer(x, attn_mask=mask, positions=positions, cache=cache)
             if cache is not None:
                 cache.advance(tokens.shape[-1])
             return self.ln_final(x)
 
     def forward(self, tokens: Any, cache: KVCache | None = None) -> Any:
         """Logits (batch, sequence, vocab) of the token that follows each token, given those before it."""
-        with _unrecorded(cache):
+        with unrecorded(cache):
             return self.lm_head(self.hidden(tokens, cache))
 
     def next_logits(self, tokens: Any, cache: KVCache | None = None) -> Any:
         """Logits (batch, vocab) of the token that follows the last one: the others aren't computed."""
-        with _unrecorded(cache):
+        with unrecorded(cache):
             return self.lm_head(self.hidden(tokens, cache)[..., -1, :])
 
     def loss(
@@ -192,6 +194,6 @@ class TransformerLM(Module):
         return F.cross_entropy(self.lm_head(self.hidden(tokens)), *goal)
 
 
-def _unrecorded(cache: KVCache | None) -> AbstractContextManager[None]:
+def unrecorded(cache: KVCache | None) -> AbstractContextManager[None]:
     """``no_grad`` where there is a cache, through which no gradient could flow."""
     return nullcontext() if cache is None else no_grad()

@@ -6,12 +6,18 @@ import importlib
 import pytest
 
 MODULES = [
+    "evaluate",
+    "g2p",
     "generate",
+    "hf_export",
+    "lexicon",
     "lm_text",
     "train_lm",
     "training_checkpoint",
     "training_console",
     "training_flags",
+    "training_loop",
+    "training_memory",
     "training_run",
 ]
 

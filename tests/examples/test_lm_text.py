@@ -7,8 +7,11 @@ from pathlib import Path
 import lm_text
 import numpy as np
 import pytest
+from training_flags import FlagErrors
 
 from minigrad.errors import MiniGradError
+
+REFUSED = (MiniGradError, FlagErrors)
 
 TEXT = "Prêt? – naïve 字 coffee.\n" * 40
 
@@ -68,22 +71,24 @@ def test_the_last_tenth_validates_and_files_are_joined(tmp_path: Path) -> None:
         (b"", "empty"),
         (b"good \xff bad", "byte 0xff at offset 5"),
         (b"cut short \xe5\xad", "byte 0xe5 at offset 10"),
+        (b"caf\xe9 in Latin-1", "iconv -f LATIN1"),
+        (b"PNG\r\n\x1a\n\0\0\0\xff", "looks like binary data"),
     ],
 )
 def test_unfit_texts_are_refused_in_words(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "text.txt" if content is None else write(tmp_path, "text.txt", content)
-    with pytest.raises(MiniGradError, match=message) as caught:
-        lm_text.read_corpus([path], "byte", None)
+    with pytest.raises(REFUSED, match=message) as caught:
+        lm_text.read_corpus([path])
     assert "text.txt" in str(caught.value)
 
 
 def test_a_folder_a_missing_tokenizer_and_a_short_text(tmp_path: Path) -> None:
     path = write(tmp_path, "text.txt", b"x" * 70)
-    with pytest.raises(MiniGradError, match="is a folder"):
-        lm_text.read_corpus([tmp_path], "byte", None)
+    with pytest.raises(FlagErrors, match=r"--data: .* is a folder"):
+        lm_text.read_corpus([tmp_path])
     with pytest.raises(MiniGradError, match=r"missing\.json, which does not exist"):
-        lm_text.read_corpus([path], str(tmp_path / "missing.json"), None)
-    corpus = lm_text.read_corpus([path], "byte", None)  # 63 and 7 tokens
+        lm_text.read_corpus([path], str(tmp_path / "missing.json"))
+    corpus = lm_text.read_corpus([path])  # 63 and 7 tokens
     lm_text.check_length(corpus, 62)
     with pytest.raises(MiniGradError, match="more than 63 tokens"):
         lm_text.check_length(corpus, 63)
@@ -94,7 +99,7 @@ def test_token_files_are_mapped_not_read(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", ids)
     write(tmp_path, "ids.bin", ids.astype("<u2").tobytes())
     for name in ("ids.npy", "ids.bin"):
-        corpus = lm_text.read_corpus([tmp_path / name], "byte", 300)
+        corpus = lm_text.read_corpus([tmp_path / name], vocab_size=300)
         assert isinstance(corpus.training, np.memmap)
         assert (len(corpus.training), len(corpus.validation), corpus.tokenizer.vocab_size) == (900, 100, 300)
         np.testing.assert_array_equal(corpus.validation, ids[900:])
@@ -105,26 +110,41 @@ def test_token_files_are_mapped_not_read(tmp_path: Path) -> None:
     [
         (np.array([1, 2, 300, 4]), "byte", None, "id 300 at position 2"),
         (np.array([1, -2, 3]), "byte", None, "id -2 at position 1"),
-        (np.array([1, 2, 3]), "byte", 3, "id 3 at position 2"),
+        (np.array([1, 2, 3]), None, 3, "id 3 at position 2"),
+        (np.array([1, 2, 3]), None, None, "--vocab-size: expected one thing that says which ids"),
+        (np.array([1, 2, 3]), "byte", 256, "--vocab-size: expected one thing that says which ids"),
         (np.ones((2, 2), int), "byte", None, "shape \\(2, 2\\)"),
         (np.ones(5), "byte", None, "float64"),
-        (np.ones(5, int), "char", None, "which needs a text"),
+        (np.ones(5, int), "char", None, "--tokenizer: char is made from a text"),
     ],
 )
 def test_unfit_token_files_are_refused(
-    tmp_path: Path, array: np.ndarray, tokenizer: str, vocab_size: int | None, message: str
+    tmp_path: Path, array: np.ndarray, tokenizer: str | None, vocab_size: int | None, message: str
 ) -> None:
     np.save(tmp_path / "ids.npy", array)
-    with pytest.raises(MiniGradError, match=message):
+    with pytest.raises(REFUSED, match=message):
         lm_text.read_corpus([tmp_path / "ids.npy"], tokenizer, vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "size", "message"),
+    [
+        (None, 300, "byte brings a vocabulary of its own"),
+        ("char", 300, "char brings a vocabulary of its own"),
+        ("bpe", 255, "bpe begins with the 256 bytes, got 255"),
+    ],
+)
+def test_a_vocabulary_size_is_never_ignored(tmp_path: Path, tokenizer: str | None, size: int, message: str) -> None:
+    with pytest.raises(FlagErrors, match=f"--vocab-size: {message}"):
+        lm_text.read_corpus([write(tmp_path, "text.txt", b"x" * 70)], tokenizer, size)
 
 
 @pytest.mark.parametrize(
     ("name", "content"), [("a.npy", b"no array"), ("a.npy", b""), ("a.bin", b""), ("a.bin", b"odd")]
 )
 def test_files_that_hold_no_tokens(tmp_path: Path, name: str, content: bytes) -> None:
-    with pytest.raises(MiniGradError, match=name):
-        lm_text.read_corpus([write(tmp_path, name, content)], "byte", None)
+    with pytest.raises(REFUSED, match=name):
+        lm_text.read_corpus([write(tmp_path, name, content)], "byte")
 
 
 def test_random_blocks_predict_the_next_token_and_reach_both_ends() -> None:
@@ -145,6 +165,30 @@ def test_the_position_in_the_data_is_restored() -> None:
     np.testing.assert_array_equal(one.draw()[0], other.draw()[0])
     only = lm_text.RandomBlocks(tokens, 2, 4, seed=1, repeat_first=True)
     np.testing.assert_array_equal(only.draw()[0], only.draw()[0])
+
+
+@pytest.mark.parametrize("tokenizer", tokenizers(), ids=lambda tokenizer: tokenizer.as_json()["kind"])
+def test_the_bytes_of_tokens_add_up_to_those_of_the_text(tokenizer: lm_text.Tokenizer) -> None:
+    lengths = tokenizer.byte_lengths()
+    assert lengths is not None
+    assert len(lengths) == tokenizer.vocab_size
+    assert lengths[tokenizer.encode(TEXT)].sum() == len(TEXT.encode())
+
+
+@pytest.mark.parametrize("length", [2, 8, 9, 10, 17, 50])
+@pytest.mark.parametrize("stride", [1, 3, 7, 8])
+def test_overlapping_blocks_score_each_token_once_with_the_context_that_the_stride_gives(
+    length: int, stride: int
+) -> None:
+    tokens, block, contexts = np.arange(length), 8, {}
+    for inputs, targets in lm_text.evaluation_batches(tokens, 3, block, stride=stride):
+        for row, labels in zip(inputs, targets, strict=True):
+            for place in np.flatnonzero(labels != -100):
+                assert labels[place] not in contexts
+                np.testing.assert_array_equal(row[: place + 1], np.arange(row[0], labels[place]))
+                contexts[labels[place]] = place + 1
+    assert sorted(contexts) == list(range(1, length))
+    assert all(context == token or context > block - stride for token, context in contexts.items())
 
 
 @pytest.mark.parametrize("length", [2, 9, 10, 17, 100])

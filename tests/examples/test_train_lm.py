@@ -15,8 +15,9 @@ import lm_text
 import numpy as np
 import pytest
 import train_lm
-import training_step
+import training_loop
 from training_checkpoint import open_checkpoint, steps_in
+from training_flags import parse
 
 import minigrad as mg
 import nn
@@ -129,7 +130,8 @@ def test_a_signal_from_outside_saves_and_the_same_command_goes_on(
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
     assert rest.splitlines()[-1].startswith(b"stopped by SIGTERM")
-    assert errors == b""
+    assert errors.count(b"\n") == 2  # an empty line and the answer to the signal
+    assert b"SIGTERM: this update is finished and saved first" in errors
     step = open_checkpoint(tmp_path / "run").step
     assert step >= 3
     again = subprocess.run([*command, f"--max-iters={step + 2}"], capture_output=True, env=environment, timeout=60)
@@ -144,9 +146,11 @@ def test_a_signal_from_outside_saves_and_the_same_command_goes_on(
     ("flags", "named"),
     [
         ("--max-iters=-1 --beta1=1 --nonsense=3 --dtype=float16", ["--max-iters", "--beta1", "--dtype", "--nonsense"]),
-        ("--n-embd 18 --n-head 4 --seed x --resume nowhere", ["--seed", "--resume", "--n-embd"]),
+        ("--n-head 3 --seed x --resume nowhere", ["--seed", "--resume", "--n-embd, --n-head"]),
+        ("--tokenizer foo --data nowhere.txt --n-kv-head 3", ["--tokenizer", "--data", "--n-kv-head"]),
+        ("--vocab-size 300 --tokenizer char", ["--vocab-size"]),
         ("--n-head 4 --n-kv-head 3", ["--n-kv-head"]),
-        ("--learning-rate 1e-5", ["--min-lr"]),
+        ("--learning-rate 1e-5 --min-lr 1e-4", ["--min-lr"]),
     ],
 )
 def test_bad_flags(flags: str, named: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,13 +196,48 @@ def test_the_first_tensor_that_is_not_finite(name: str) -> None:
     model = nn.TransformerLM(10, 4, 8, 2, 2)
     parameter = dict(model.named_parameters())[name]
     tokens = np.zeros((1, 4), int)
-    assert "first in no output" in str(training_step.non_finite("loss", model, lambda: model(tokens)))
+    assert "first in no output" in str(training_loop.non_finite("loss", model, lambda: model(tokens)))
     original = parameter.data.copy()
     parameter.data = np.full_like(original, np.inf)
-    assert f"first in weight {name}" in str(training_step.non_finite("loss", model, lambda: model(tokens)))
+    assert f"first in weight {name}" in str(training_loop.non_finite("loss", model, lambda: model(tokens)))
     parameter.data = np.full_like(original, 3e38)
-    error = str(training_step.non_finite("loss", model, lambda: model(tokens)))
+    error = str(training_loop.non_finite("loss", model, lambda: model(tokens)))
     assert f"first in output of {name.rpartition('.')[0]}" in error
+
+
+@pytest.mark.parametrize("flags", ["--block-size 1000000", "--batch-size 10000000", "--n-embd 1000000"])
+def test_a_step_that_no_machine_can_hold_is_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_lm.main(["--device=cpu", "--n-layer=100", *flags.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(
+        r"--block-size.*expected a training step that fits into \d+\.\d GiB .* needs about \d+\.\d GiB", line
+    )
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--n-kv-head 1 --tie-embeddings --d-ff 200", "--n-layer 3 --n-head 2 --n-embd 96"]
+)
+def test_the_memory_of_a_step_is_known_before_it(flags: str) -> None:
+    """The estimate against what the engine's own instrument counts in the graph of a real step."""
+    given, _ = parse(train_lm.Config, flags.split(), "", "")
+    config = train_lm.Config(**{"n_layer": 2, "block_size": 128, "batch_size": 4, "dropout": 0.0, **given})
+    model = train_lm.build_model(config, 256, train_lm.Run(config, None))
+    weights, activations = train_lm.numbers_in_a_step(config, 256)
+    assert weights == pytest.approx(sum(parameter.size for parameter in model.parameters()), rel=0.01)
+    held = mg.memory_summary(model.loss(*np.zeros((2, 4, 128), int))).bytes / 4
+    assert activations == pytest.approx(held, rel=0.1)
+
+
+@pytest.mark.parametrize("program", ["train_lm.py", "generate.py"])
+def test_ctrl_c_during_the_imports_is_one_line(program: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = Path(train_lm.__file__).with_name(program)
+    code = (
+        f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(path)!r}, run_name='__main__')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=60)
+    assert ended.stderr.decode() == f"{program}: interrupted, nothing was saved\n"
+    assert ended.returncode == -signal.SIGINT
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------
@@ -208,7 +247,7 @@ def test_micro_batches_weigh_by_their_tokens() -> None:
     """Token losses 1, 1, 1, 1, 1 and 7 in two micro-batches: 12 / 6, and the gradient of one batch of six."""
     w = mg.Tensor(np.ones(1), requires_grad=True)
     losses = [np.ones(5), np.array([7.0])]
-    assert training_step.backward(lambda x: (w * x).mean(), [(x,) for x in losses], [5, 1]) == pytest.approx(2.0)
+    assert training_loop.backward(lambda x: (w * x).mean(), [(x,) for x in losses], [5, 1]) == pytest.approx(2.0)
     np.testing.assert_allclose(w.grad, [np.concatenate(losses).mean()])
 
 
@@ -227,7 +266,7 @@ def test_the_validation_loss_is_the_mean_over_its_tokens(text: Path) -> None:
     corpus = lm_text.read_corpus([text], "byte", None)
     run = train_lm.Run(config, None)
     model = nn.TransformerLM(256, 8, 16, 1, 2, dropout=0.5)
-    loss = train_lm.evaluate(config, model, corpus, run)
+    loss, _ = train_lm.evaluate(config, model, corpus, run) or (math.nan, {})
     model.eval()
     tokens, total = corpus.validation.astype(int), 0.0
     for start in range(0, len(tokens) - 1, 8):
@@ -254,7 +293,8 @@ def test_a_checkpoint_is_all_that_sampling_needs(
     if tokenizer == "bpe":
         pytest.importorskip("tokenizers")
     out = text.parent / "run"
-    assert train("run", f"--max-iters 2 --tokenizer {tokenizer} --vocab-size 300") == 0
+    size = "--vocab-size 300" if tokenizer == "bpe" else ""
+    assert train("run", f"--max-iters 2 --tokenizer {tokenizer} {size}") == 0
     text.unlink()
     samples = []
     for flags in ("--seed 1", "--seed 1", "--seed 2", "--temperature 0 --top-k 3", "--top-k 1 --top-p 0.5"):
@@ -272,7 +312,7 @@ def test_several_samples_and_no_checkpoint(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert generate.main([]) == 2
-    assert "no run in runs/" in capsys.readouterr().err
+    assert "no run of it in runs/" in capsys.readouterr().err
     assert train("runs/one", "--max-iters 1") == 0
     capsys.readouterr()
     assert generate.main(["--num-samples", "3", "--max-new-tokens", "4", "--prompt", "on"]) == 0
@@ -284,8 +324,25 @@ def test_several_samples_and_no_checkpoint(
 def test_token_files_train_too(train: Train, text: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.frombuffer(TEXT.encode(), np.uint8).astype(np.uint16))
     assert train("text", "--max-iters 2") == 0
-    flags = (
-        f"{TINY} --device cpu --no-progress --max-iters 2 --data {tmp_path / 'ids.npy'} --out-dir {tmp_path / 'ids'}"
-    )
-    assert train_lm.main(flags.split()) == 0
+    flags = f"{TINY} --device cpu --no-progress --max-iters 2 --data {tmp_path / 'ids.npy'} --out-dir {tmp_path}"
+    assert train_lm.main(f"{flags}/bytes --tokenizer byte".split()) == 0
+    assert weights(tmp_path / "bytes", 2) == weights(tmp_path / "text", 2)
+    assert train_lm.main(f"{flags}/ids --vocab-size 256".split()) == 0
     assert weights(tmp_path / "ids", 2) == weights(tmp_path / "text", 2)
+
+
+@pytest.mark.parametrize("flags", ["", "--prompt="])
+@pytest.mark.parametrize(
+    ("tokens", "start"), [("", "\n"), ("--tokenizer char", "a"), ("--vocab-size 10", "1 ")], ids=["byte", "char", "ids"]
+)
+def test_without_a_prompt_samples_begin_with_a_new_line_or_else_as_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, tokens: str, start: str
+) -> None:
+    data = tmp_path / ("ids.npy" if "size" in tokens else "letters.txt")
+    np.save(tmp_path / "ids.npy", np.arange(700) % 7 + 1)
+    (tmp_path / "letters.txt").write_text("abc" * 99)
+    given = f"{TINY} --max-iters 0 --data {data} --out-dir {tmp_path / 'run'} --no-progress {tokens} {flags}"
+    assert train_lm.main(given.split()) == 0
+    assert capsys.readouterr().out.partition("sample at step 0\n")[2].startswith(start)
+    assert generate.main(["--checkpoint", str(tmp_path / "run"), *flags.split()]) == 0
+    assert capsys.readouterr().out.startswith(start)

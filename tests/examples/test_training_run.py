@@ -252,13 +252,47 @@ def test_a_signal_saves_and_ends(out: Path, capsys: pytest.CaptureFixture[str], 
     assert [line["step"] for line in metrics(out)] == [0, 2, 4, 6, 8, 9]
 
 
-def test_a_second_ctrl_c_ends_at_once() -> None:
+def test_the_first_signal_is_answered_and_a_second_ctrl_c_ends_at_once(
+    out: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.received == signal.SIGTERM
+        assert "SIGTERM: this update is finished and saved first" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert stop.exit_status == 143
+
+
+def test_an_end_at_once_says_what_is_saved(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def twice(run: Run) -> None:
+        for _ in range(2 if run.step == 3 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    trainer = Trainer()
+    trainer.during = twice
+    assert trainer(f"--out-dir={out}", "--max-iters=9", "--checkpoint-interval=2") == 130
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == f"walk.py: interrupted, the updates up to step 2 are saved; to go on: --resume {out}"
+    trainer.losses = lambda step: os.kill(os.getpid(), signal.SIGINT) or os.kill(os.getpid(), signal.SIGINT)  # type: ignore
+    assert trainer(f"--out-dir={out.with_name('early')}") == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "walk.py: interrupted, nothing was saved"
+
+
+def test_a_loss_that_grows_and_an_evaluation_of_fresh_weights_are_warned_of(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    growing = Trainer(losses=lambda step: 1.7 + step)
+    assert growing(f"--out-dir={out}", "--max-iters=3", "--eval-interval=1") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("warning: ") == 1
+    assert "the loss, 2.7000, is well above that of the first weights, 1.7000" in shown
+    assert growing(f"--out-dir={out}", "--max-iters=4", "--log-interval=1") == 0  # the first loss is not forgotten
+    assert "of the first weights, 1.7000" in capsys.readouterr().out
+    open_run(Config, ["--eval-only", f"--out-dir={out}"], "walk.py", "")
+    assert capsys.readouterr().err == ""
+    open_run(Config, ["--eval-only"], "walk.py", "")
+    assert "these weights have learned nothing" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,11 +316,28 @@ def test_a_full_disk_is_one_line(
     assert open_checkpoint(out).step == 0
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_with_the_flags_and_before_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
-    assert Trainer()(f"--out-dir={tmp_path / 'file' / 'run'}") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"walk.py: {tmp_path / 'file'}")
+    trainer = Trainer()
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        assert trainer("--width=0", f"--out-dir={folder}") == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split(": ")[1] for line in lines] == ["--width", "--out-dir"]
+        assert lines[1].endswith(f"can't write {folder}, since {tmp_path / 'file'} is a file")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    assert trainer(f"--out-dir={tmp_path / 'new' / 'run'}") == 2
+    assert f"since {tmp_path} may not be written" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "mkdir", refuse)  # what os.access didn't foresee
+    assert trainer(f"--out-dir={tmp_path / 'new'}") == 2
+    assert capsys.readouterr().err == f"walk.py: --out-dir: {tmp_path / 'new'}: Permission denied\n"
+    assert trainer.evaluated == []
+
+
+def refuse(path: Path, **_: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def test_unforeseen_errors_keep_their_traceback_and_foreseen_ones_are_a_line(
@@ -332,8 +383,10 @@ def test_the_loss_is_drawn_and_without_matplotlib_a_line_says_how(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert Trainer()(f"--out-dir={out}", "--max-iters=2") == 0
-    assert "pip install 'minigrad[plot]'" in capsys.readouterr().out
+    assert "pip install -e '.[plot]'" in capsys.readouterr().out
     assert not (out / "loss.png").exists()
+    assert Trainer()(f"--out-dir={out.with_name('other')}", "--max-iters=2") == 0
+    assert "pip install" not in capsys.readouterr().out  # once is enough
     monkeypatch.undo()
     pytest.importorskip("matplotlib")
     assert training_run.draw_loss(out) == ""

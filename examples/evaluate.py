@@ -1,0 +1,120 @@
+"""Measure how well a model that train_lm.py has trained predicts a text: loss, perplexity, bits per byte.
+
+    python examples/evaluate.py                                     the newest run, on its own validation text
+    python examples/evaluate.py --checkpoint runs/b --data book.txt --stride 16
+
+The text is read in windows as long as the model's context, ``--stride`` tokens apart. Each token after the first is
+scored once, in the first window that reaches it; so a smaller stride gives it more context, and costs more windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from training_start import greet_ctrl_c
+
+if __name__ == "__main__":
+    greet_ctrl_c("evaluate.py")
+
+from generate import load_model
+from lm_text import SHAKESPEARE, Ids, Tokenizer, evaluation_batches, read_corpus, read_tokens
+from tqdm import tqdm
+from training_checkpoint import Checkpoint, open_newest
+from training_console import run_program
+from training_flags import Flags, complete, flag, parse, path, raise_any, whole
+
+import minigrad as mg
+import nn
+from minigrad.errors import ArgumentError
+
+PROGRAM = "evaluate.py"
+
+
+@dataclass(kw_only=True)
+class Config(Flags):
+    """The flags of this program."""
+
+    checkpoint: str | None = flag(None, path, "run folder or step folder (default: the newest run in runs/)")
+    data: tuple[str, ...] | None = flag(
+        None, path, "texts, or one .npy or .bin file of token ids (default: the run's validation text)", many=True
+    )
+    stride: int | None = flag(None, whole(1), "tokens between windows (default: the model's context, no overlap)")
+    batch_size: int = flag(16, whole(1), "windows in a batch")
+
+
+@dataclass(frozen=True)
+class Score:
+    """The loss of a text, summed over the tokens that were scored, and what to divide it by."""
+
+    nats: float
+    tokens: int
+    bytes: int | None  # of the scored tokens; None where the tokenizer doesn't tell
+
+    def __str__(self) -> str:
+        """Loss in nats a token, perplexity exp(loss), and bits per byte.
+
+        >>> print(Score(nats=2 * math.log(16), tokens=2, bytes=4))
+        loss 2.7726 nats a token, perplexity 16.000, 2.0000 bits per byte
+        """
+        loss = self.nats / self.tokens
+        per_byte = f"{self.nats / math.log(2) / self.bytes:.4f}" if self.bytes else "unknown"
+        return f"loss {loss:.4f} nats a token, perplexity {math.exp(min(loss, 700)):.3f}, {per_byte} bits per byte"
+
+
+def score(model: nn.TransformerLM, tokenizer: Tokenizer, tokens: Ids, stride: int, batch_size: int) -> Score:
+    """Score every token but the first, each once, in windows of the model's context that are ``stride`` apart."""
+    lengths = tokenizer.byte_lengths()
+    total, count, size = 0.0, 0, 0
+    with mg.no_grad(), tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
+        for inputs, targets in evaluation_batches(tokens, batch_size, model.context_length, stride=stride):
+            total += model.loss(inputs, targets, reduction="sum").item()
+            scored = targets[targets >= 0]
+            count += scored.size
+            size += 0 if lengths is None else int(lengths[scored].sum())
+            bar.update(scored.size)
+    return Score(total, count, size or None)
+
+
+def tokens_to_score(config: Config, checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[Ids, str]:
+    """The token ids, and what they are in words."""
+    if config.data:
+        tokens, what = read_tokens([Path(file) for file in config.data], tokenizer), ", ".join(config.data)
+    else:
+        about = checkpoint.meta["corpus"]
+        files = [Path(file) for file in checkpoint.meta["config"]["data"] or [SHAKESPEARE]]
+        corpus = read_corpus(files, stored=about["tokenizer"])
+        if corpus.fingerprint != about["fingerprint"]:
+            got = f"{', '.join(map(str, files))}, which changed since"
+            raise ArgumentError("the text that the run began with", got, "name a text by --data")
+        tokens, what = corpus.validation, "the run's validation text"
+    if len(tokens) < 2:
+        raise ArgumentError("a text of at least 2 tokens, one to begin with and one to score", str(len(tokens)))
+    return tokens, what
+
+
+def evaluate(config: Config) -> int:
+    """Print the scores of a checkpoint on a text."""
+    checkpoint = open_newest(config.checkpoint, "train_lm.py")
+    model, tokenizer = load_model(checkpoint, config.device)
+    window = model.context_length
+    stride = config.stride or window
+    if stride > window:
+        raise_any([f"--stride: expected at most the model's context, {window} tokens, got {stride}"])
+    tokens, what = tokens_to_score(config, checkpoint, tokenizer)
+    result = score(model, tokenizer, tokens, stride, config.batch_size)
+    print(f"{checkpoint.path} on {what}: {result.tokens:,} tokens scored in windows of {window}, {stride} apart")
+    print(result)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit status."""
+    description = __doc__.partition("\n")[0]
+    return run_program(PROGRAM, lambda: evaluate(complete(Config, *parse(Config, argv, PROGRAM, description))))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

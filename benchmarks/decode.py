@@ -1,15 +1,21 @@
 """Decoding: tokens a second that a model writes with its key/value cache, for one sequence and for several at once.
 
+    pip install -e '.[hf]'            # without transformers, minigrad is measured alone
     python benchmarks/decode.py
 
-``nn.generate`` with temperature 0, from random weights. Each position reads every weight once, whatever the size of the
-batch; so for a batch of 1 the floor is the time to read them, measured as one matrix-vector product of as many bytes.
+``nn.generate`` with temperature 0, from random weights, and in turn with it ``generate`` of Hugging Face's transformers
+on the same model, exported; both must write the same tokens. Each position reads every weight once, whatever the size
+of the batch; so for a batch of 1 the floor is the time to read them, measured as one matrix-vector product of as many
+bytes.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,9 +23,18 @@ from engines.minigrad_lm import build_model
 from harness import measuring, tables
 from harness.configs import CONFIGS, Config, batches, initial_weights
 
+import minigrad as mg
 import nn
 
+try:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    import transformers
+except ImportError:
+    transformers = None
+
 PROMPT = 16
+Writer = Callable[[np.ndarray, int], np.ndarray]  # a prompt (batch, T) and a number of tokens to the whole text
 
 
 def read_bytes(config: Config) -> int:
@@ -35,28 +50,58 @@ def vector_product_ms(nbytes: int) -> float:
     return 1e3 * measuring.median_seconds(lambda: matrix @ vector, seconds=0.3)
 
 
+def writers(model: nn.TransformerLM) -> dict[str, Writer]:
+    """Who writes: minigrad, and transformers with the same weights and as many threads, where it is installed."""
+    found: dict[str, Writer] = {"minigrad": lambda prompt, count: nn.generate(model, prompt, count, temperature=0)}
+    if transformers is not None:
+        torch.set_num_threads(mg.get_num_threads())
+        with tempfile.TemporaryDirectory() as folder:
+            nn.save_llama(model, folder)
+            theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+        def write(prompt: np.ndarray, count: int) -> np.ndarray:
+            ids = torch.tensor(prompt)
+            options = {"max_new_tokens": count, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+            return np.asarray(theirs.generate(ids, **options))
+
+        found["transformers"] = write
+    return found
+
+
+def check_same(found: dict[str, Writer], prompt: np.ndarray, count: int) -> None:
+    """Stop where two write different tokens: then they don't do the same work."""
+    texts = {name: write(prompt, count) for name, write in found.items()}
+    for name, text in texts.items():
+        if not np.array_equal(text, texts["minigrad"]):
+            place = int((text != texts["minigrad"]).any(axis=0).argmax())
+            raise SystemExit(f"void: {name} writes other tokens than minigrad from position {place} on")
+
+
 def measure(name: str, sizes: list[int], rounds: int, new_tokens: int) -> list[dict[str, Any]]:
-    """For each batch: tokens a second, ms a position, and how many times that is the floor."""
+    """For each batch and writer: tokens a second, ms a position, and how many times that is the floor."""
     config = CONFIGS[name]
     model = build_model(config, initial_weights(config))
     text = np.concatenate(next(batches(config)), axis=1).reshape(-1)
     prompts = {size: np.resize(text, (size, PROMPT)) for size in sizes}
     new_tokens = min(new_tokens, config.context_length - PROMPT)
-    times: dict[int, list[float]] = {size: [] for size in sizes}
+    found = writers(model)
+    for prompt in prompts.values():
+        check_same(found, prompt, new_tokens)
+    times: dict[tuple[int, str], list[float]] = {(size, writer): [] for size in sizes for writer in found}
     floors = []
-    for i in range(rounds + 1):
+    for _ in range(rounds):
         floors.append(vector_product_ms(read_bytes(config)))
-        for size, prompt in prompts.items():
+        for size, writer in times:
             start = time.perf_counter()
-            nn.generate(model, prompt, new_tokens, temperature=0)
-            if i:
-                times[size].append(1e3 * (time.perf_counter() - start) / new_tokens)
+            found[writer](prompts[size], new_tokens)
+            times[size, writer].append(1e3 * (time.perf_counter() - start) / new_tokens)
     floor = statistics.median(floors)
-    found = []
-    for size, measured in times.items():
+    rows = []
+    for (size, writer), measured in times.items():
         ms = statistics.median(measured)
-        found.append({"config": name, "batch": size, "tokens_per_s": 1e3 * size / ms, "ms": ms, "floor_ms": floor})
-    return found
+        row = {"config": name, "batch": size, "writer": writer, "tokens_per_s": 1e3 * size / ms, "ms": ms}
+        rows.append({**row, "floor_ms": floor})
+    return rows
 
 
 def main() -> None:
@@ -68,9 +113,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="new tokens, at most the context (default: 200)")
     options = parser.parse_args()
     results = [r for name in options.configs for r in measure(name, options.batches, options.rounds, options.tokens)]
-    headers = ["config", "batch", "tokens/s", "ms/position", "reading the weights ms", "floor = 1"]
+    headers = ["config", "batch", "", "tokens/s", "ms/position", "reading the weights ms", "floor = 1"]
     rows = [
-        [r["config"], str(r["batch"]), f"{r['tokens_per_s']:.0f}", r["ms"], r["floor_ms"], r["ms"] / r["floor_ms"]]
+        [
+            r["config"],
+            str(r["batch"]),
+            r["writer"],
+            f"{r['tokens_per_s']:.0f}",
+            r["ms"],
+            r["floor_ms"],
+            r["ms"] / r["floor_ms"],
+        ]
         for r in results
     ]
     print(tables.table(headers, rows))

@@ -23,9 +23,21 @@ if __name__ == "__main__":
 import lm_text
 import numpy as np
 import training_loop
+from hf_export import HfExport
 from lm_text import Corpus, RandomBlocks
 from training_console import run_program
-from training_flags import FlagErrors, TrainingFlags, flag, fraction, free_flag, not_negative, path, text, whole
+from training_flags import (
+    FlagErrors,
+    TrainingFlags,
+    call_flag,
+    flag,
+    fraction,
+    free_flag,
+    not_negative,
+    path,
+    text,
+    whole,
+)
 from training_memory import check_memory
 from training_run import Run, open_run, perplexity
 
@@ -63,6 +75,7 @@ class Config(TrainingFlags):
     overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
     sample_tokens: int = free_flag(300, whole(0), "tokens in a sample")
     prompt: str | None = free_flag(None, text, "beginning of the samples (default: a new line)")
+    export_hf: str | None = call_flag(None, path, "folder to write the final model to, for Hugging Face's transformers")
     temperature: float = free_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
 
     def __post_init__(self) -> None:
@@ -192,6 +205,7 @@ def train(config: Config, run: Run) -> int:
     run.about["prompt"] = [int(token) for token in prompt]
     mg.random.seed(config.seed)
     model = build_model(config, corpus.tokenizer.vocab_size, run)
+    export = HfExport(Path(config.export_hf), corpus.tokenizer) if config.export_hf else None
     task = training_loop.Task(
         model=model,
         batches=RandomBlocks(
@@ -204,11 +218,15 @@ def train(config: Config, run: Run) -> int:
     )
     print(about(config, corpus))
     optimizer = training_loop.prepare(config, run, task)
-    if not config.eval_only:
-        return training_loop.train(config, run, task, optimizer)
-    loss, _ = evaluate(config, model, corpus, run) or (math.nan, {})
-    print(f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}")
-    return 0
+    status = 0
+    if config.eval_only:
+        loss, _ = evaluate(config, model, corpus, run) or (math.nan, {})
+        print(f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}")
+    else:
+        status = training_loop.train(config, run, task, optimizer)
+    if export:
+        print(export.write(model))
+    return status
 
 
 def about(config: Config, corpus: Corpus) -> str:

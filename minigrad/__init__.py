@@ -8,7 +8,7 @@
 [2. 4. 6.]
 """
 
-from minigrad import backend, cuda, errors, functional, ops, parallel, random
+from minigrad import allocator, backend, cuda, errors, functional, ops, parallel, random
 from minigrad.anomaly import detect_anomaly
 from minigrad.backward import grad
 from minigrad.checkpointing import checkpoint
@@ -18,6 +18,7 @@ from minigrad.drawing import draw
 from minigrad.errors import MiniGradError
 from minigrad.functional import hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from minigrad.fused import fused
+from minigrad.habits import module_names
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.memory import memory_summary, track_memory
 from minigrad.ops.elementwise import *
@@ -35,6 +36,7 @@ from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck
 
 tensor = Tensor
+allocator.keep_freed_memory()
 abs = ops.absolute
 __version__ = "0.1.0"
 
@@ -54,3 +56,5 @@ __all__ += ops.piecewise.__all__
 __all__ += ops.reduce.__all__
 __all__ += ops.running.__all__
 __all__ += ops.shape.__all__
+
+__getattr__, __dir__ = module_names(globals())

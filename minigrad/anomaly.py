@@ -117,7 +117,7 @@ def _differentiated() -> str:
     name = ""
     for frame in frames(sys._getframe(1)):
         if frame.f_code in _PULLS:
-            name = frame.f_locals["node"].primitive.name
+            name = frame.f_locals["node"].primitive.label
     return name
 
 
@@ -164,13 +164,13 @@ class detect_anomaly(Instrument):
         if node is None and not fault:
             return
         inside = _differentiated()
-        call = _Call(primitive.name, _facts(primitive, arguments, node), *calling_lines(), inside)
+        call = _Call(primitive.label, _facts(primitive, arguments, node), *calling_lines(), inside)
         if node is not None:
             notes(node)["call"] = call
         if fault and not inside:  # a derivative is judged by the gradients that come out of it
             into = {f"argument {name!r}": value for name, value in arguments_by_name(primitive, arguments).items()}
             hint = "look at the numbers that went in; clip or shift them, or compute in a stable form"
-            raise _error(f"a finite result of {primitive.name!r}", into, f"{found} in the result", str(call), hint)
+            raise _error(f"a finite result of {primitive.label!r}", into, f"{found} in the result", str(call), hint)
 
     def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
         """Judge the gradients that a node sends to its parents, as they will arrive there."""
@@ -182,12 +182,12 @@ class detect_anomaly(Instrument):
         call = (node.note or {}).get("call")
         hint = "a branch that 'where' did not take has a derivative too: docs/kinks.md has the recipe"
         if call is None:
-            call = f"{node.primitive.name}, result {node.dtype} {node.shape}"
+            call = f"{node.primitive.label}, result {node.dtype} {node.shape}"
             hint = "put the forward pass into detect_anomaly() too, to see where it was called"
         into = {"its incoming gradient": g}
         into |= {f"{name!r}, which it kept": a for name, a in zip(node.plan.names, node.residuals, strict=False)}
         where = f"{found[worst]} in the gradient of {argument_name(node.primitive, node.plan.wrt[worst])!r}"
-        raise _error(f"finite gradients of {node.primitive.name!r}", into, where, str(call), hint)
+        raise _error(f"finite gradients of {node.primitive.label!r}", into, where, str(call), hint)
 
 
 def _error(expected: str, into: dict[str, Any], found: str, call: str, hint: str) -> NonFiniteError:

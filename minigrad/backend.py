@@ -94,8 +94,9 @@ def as_dtype(dtype: DType) -> np.dtype[Any]:
         dtype = bfloat16()
     try:
         found = np.dtype(dtype)
-    except TypeError as error:
-        raise DTypeError("a dtype such as 'float32'", repr(dtype)) from error
+    except (TypeError, ValueError):
+        hint = "several lengths go in one tuple: zeros((2, 3))" if isinstance(dtype, int) else "np.float32 does too"
+        raise DTypeError("a dtype such as 'float32'", repr(dtype), hint) from None
     if found.kind not in "biuf" and not is_bfloat16(found):
         raise DTypeError("booleans, integers or real floating-point numbers", str(found), complaint(found.kind))
     return found
@@ -147,7 +148,7 @@ def check_device(device: str | None) -> str:
         return "cpu"
     kind, _, number = str(device).partition(":")
     if kind != "cuda" or not (number or "0").isdigit():
-        raise DeviceError("a device 'cpu', 'cuda' or 'cuda:N'", repr(device))
+        raise DeviceError("a device 'cpu', 'cuda' or 'cuda:N'", repr(device), "'cpu' is always there")
     count = gpu_count()
     if int(number or 0) >= count:
         raise DeviceError(f"one of {count} GPUs" if count else "a GPU", repr(device), "use device='cpu'")

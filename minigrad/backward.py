@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from minigrad import core
+from minigrad.arguments import operand
 from minigrad.backend import array_module, is_array, is_half, raw
 from minigrad.core import Node, Primitive
-from minigrad.errors import DTypeError, GraphError, ShapeError
+from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
+from minigrad.explain import describe, explained
 from minigrad.recording import enable_grad, no_grad
 
 
@@ -34,7 +36,7 @@ class Pass:
     A node's consumers have higher creation numbers, so taking nodes from a heap by descending number meets each node
     after all of its consumers: a topological order without recursion or a search. The first gradient is *borrowed* (it
     may be a view, or shared with another node) and never written to; the sum with a second is *owned*, and later ones
-    are added to it in place.
+    are added to it in place. Leaves receive theirs at the end, when nothing can fail any more.
     """
 
     def __init__(self, create_graph: bool, retain_graph: bool, targets: set[Any] | None, through: bool = True) -> None:
@@ -64,12 +66,12 @@ class Pass:
                 self.found[node] = g
             if self.leading is None or node in self.leading:
                 self.visit(node, g)
-        for leaf in [edge for edge in self.pending if isinstance(edge, core.Tensor)]:
-            g = _hooked(leaf._hooks or (), self.pending[leaf])
-            if self.targets is None:
-                _accumulate(leaf, g, fresh=False)
-            else:
-                self.found[leaf] = g
+        leaves = {leaf: _hooked(leaf._hooks, g) if leaf._hooks else g for leaf, g in self.pending.items()}
+        if self.targets is not None:
+            self.found |= leaves
+        else:  # nothing fails from here on: a pass that broke off has changed no leaf
+            for leaf, g in leaves.items():
+                _accumulate(leaf, g, fresh=leaf in self.owned and not leaf._hooks)
 
     def visit(self, node: Node, g: Any) -> None:
         """Run the rules of ``node`` and hand each result to the parent that it belongs to."""
@@ -90,11 +92,10 @@ class Pass:
                 continue
             if type(gradient) is not tuple:
                 gradient = self.fit(node.primitive, edge, gradient)
-            if isinstance(edge, Node) or self.targets is not None or edge._hooks:
-                self.wait(edge, gradient)
-            else:
-                fresh = edge.grad is None and _is_fresh(gradient, g, residuals, gradients[:k])
-                _accumulate(edge, gradient, fresh)
+            first = edge not in self.pending
+            self.wait(edge, gradient)
+            if first and not isinstance(edge, Node) and _is_fresh(gradient, g, residuals, gradients[:k]):
+                self.owned.add(edge)
 
     def fit(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` with the shape and dtype of what it is the gradient of: broadcasting undone, anything else refused."""
@@ -103,7 +104,8 @@ class Pass:
             g = core.Tensor._wrap(g)
         if g.shape != shape:
             if not made_by.elementwise:
-                raise GraphError(f"a gradient of shape {shape}", f"{g.shape} from a rule of {made_by.name!r}")
+                got, hint = f"{g.shape} from a rule of {made_by.name!r}", "a rule returns the shape of its argument"
+                raise GraphError(f"a gradient of shape {shape}", got, hint)
             g = unbroadcast(g, shape)
         return g if g.dtype == dtype else g.astype(dtype)
 
@@ -147,21 +149,23 @@ def _hooked(hooks: Sequence[Callable[[Any], Any]], g: Any) -> Any:
         changed = hook(g)
         if changed is None:
             continue
-        changed = changed if isinstance(changed, core.Tensor) else array_module(g).asarray(changed)
+        changed = changed if isinstance(changed, core.Tensor) else operand(changed, "the result of a hook")
+        changed = changed if hasattr(changed, "shape") else array_module(g).asarray(changed)
         if changed.shape != g.shape:
-            raise ShapeError(f"a gradient of shape {g.shape} from a hook", f"shape {changed.shape}")
+            hint = "return None to leave the gradient as it is"
+            raise ShapeError(f"a gradient of shape {g.shape} from a hook", f"shape {changed.shape}", hint)
         g = changed if changed.dtype == g.dtype else changed.astype(g.dtype)
     return g
 
 
 def _accumulate(leaf: Any, g: Any, fresh: bool) -> None:
     """Add to ``leaf.grad``, which belongs to the leaf alone: a borrowed array is copied before it is kept."""
-    if leaf.grad is None:
-        leaf.grad = g if fresh else array_module(g).array(g)
-    elif leaf.grad.shape == ():
-        leaf.grad = np.asarray(leaf.grad + g)
+    if leaf._grad is None:
+        leaf._grad = g if fresh else array_module(g).array(g)
+    elif leaf._grad.shape == ():
+        leaf._grad = np.asarray(leaf._grad + g)
     else:
-        leaf.grad += g
+        leaf._grad += g
 
 
 def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node]:
@@ -189,16 +193,20 @@ def _leading_to(targets: set[Any], roots: Sequence[Any], through: bool) -> set[A
 def _seed(out: Any, gradient: Any) -> Any:
     """The gradient from which a pass starts at ``out``: the one given, checked, or 1 for a single number."""
     if not isinstance(out, core.Tensor):
-        raise DTypeError("a Tensor to differentiate", type(out).__name__, "compute it with minigrad from Tensors")
+        raise DTypeError("a Tensor to differentiate", describe(out), "compute it with minigrad from Tensors")
     if not out._requires_grad:
-        raise GraphError("a result of tensors with requires_grad=True", f"{out._brief()}, recorded nowhere")
+        hint = "set requires_grad=True on a leaf, and compute outside of no_grad()"
+        raise GraphError("a result of tensors with requires_grad=True", f"{out._brief()}, recorded nowhere", hint)
     if gradient is None:
         if out.size != 1:
             hint = "call .sum() or .mean() first, or pass the gradient of the result"
             raise ShapeError("a scalar, from which a gradient can start", f"shape {out.shape}", hint)
         return array_module(out._data).ones(out.shape, out.dtype)
+    if not isinstance(gradient, core.Tensor):
+        gradient = operand(gradient, "the gradient of a result")
     if np.shape(gradient) != out.shape:
-        raise ShapeError(f"a gradient of shape {out.shape}", f"shape {np.shape(gradient)}")
+        hint = "one number for each element of the result"
+        raise ShapeError(f"a gradient of shape {out.shape}", f"shape {np.shape(gradient)}", hint)
     if isinstance(gradient, core.Tensor):
         return gradient if gradient.dtype == out.dtype else gradient.astype(out.dtype)
     return array_module(out._data).asarray(gradient, dtype=out.dtype)
@@ -211,6 +219,7 @@ def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None
         Pass(False, retain_graph, None).run([(out._node or out, seed)])
 
 
+@explained
 def grad(
     outputs: Any,
     inputs: Any,
@@ -233,11 +242,15 @@ def grad(
     27.0 18.0
     """
     outputs, inputs = _listed(outputs), _listed(inputs)
-    single = grad_outputs is None or isinstance(grad_outputs, core.Tensor) or is_array(grad_outputs)
-    given = [grad_outputs] * len(outputs) if single else list(grad_outputs)
+    given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
+    if len(given) != len(outputs):
+        raise ArgumentError(
+            f"{len(outputs)} grad_outputs, one for each output", str(len(given)), "put them into a list"
+        )
     for i, tensor in enumerate(inputs):
         if not (isinstance(tensor, core.Tensor) and tensor._requires_grad):
-            raise GraphError(f"input {i} to be a Tensor with requires_grad=True", getattr(tensor, "_brief", str)())
+            got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
+            raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
     edges = [tensor._node or tensor for tensor in inputs]
     work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
@@ -246,12 +259,15 @@ def grad(
         work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]
     if missing and not allow_unused:
-        raise GraphError("outputs that depend on every input", f"no path to input {missing[0]}", "allow_unused=True")
+        hint = "allow_unused=True gives None for it"
+        raise GraphError("outputs that depend on every input", f"no path to input {missing[0]}", hint)
     return tuple(None if edge not in work.found else _as_result(work.found[edge]) for edge in edges)
 
 
 def _listed(value: Any) -> list[Any]:
-    return [value] if isinstance(value, core.Tensor) or not isinstance(value, Iterable) else list(value)
+    """Several tensors as a list, also a single one."""
+    single = isinstance(value, core.Tensor | str) or is_array(value) or not isinstance(value, Iterable)
+    return [value] if single else list(value)
 
 
 def _as_result(g: Any) -> Any:

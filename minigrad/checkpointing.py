@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from minigrad import random
 from minigrad.backward import Pass, nodes_behind
-from minigrad.core import Node, attach, attach_several, connected, numbers, observers
+from minigrad.core import Node, Observer, attach, attach_several, connected, numbers, observers
 from minigrad.errors import DTypeError
+from minigrad.explain import describe, explained
 from minigrad.plan import Plan
 from minigrad.recording import enable_grad, is_grad_enabled
 from minigrad.tensor import Tensor
@@ -24,11 +26,18 @@ def several(args: Any) -> tuple[Any, ...]:
 class _Recompute:
     """The primitive of a checkpoint: its backward rule runs the function again and differentiates that."""
 
-    name, view, elementwise, sequence = "checkpoint", False, False, False
+    name = label = "checkpoint"
+    view = elementwise = sequence = False
 
-    def __init__(self, fn: Function, sources: Sequence[Any], edges: list[Any], state: dict[str, Any]) -> None:
-        self.fn, self.sources, self.edges, self.state = fn, sources, edges, state
+    def __init__(
+        self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], state: dict[str, Any]
+    ) -> None:
+        self.fn, self.sources, self.edges, self.reads, self.state = fn, sources, edges, reads, state
         self.position = {f"input {i}": i for i in range(len(edges))}
+
+    def argument(self, position: int) -> str:
+        """What a text calls a tensor that the function reads; these are counted after the edges."""
+        return f"{self.reads[position - len(self.edges)]}, which the function reads,"
 
     def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
@@ -45,6 +54,36 @@ class _Recompute:
         return [work.found.get(edge) for edge in self.edges]
 
 
+class _Reading(Observer):
+    """Notes the leaves and constants that operations of this thread read, with their versions, in a ``with`` block.
+
+    A function that runs again must read the same numbers, also those that no derivative keeps.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.versions: list[tuple[list[int], int]] = []
+        self.names: list[str] = []
+        self.seen: set[int] = set()
+
+    def __enter__(self) -> _Reading:
+        observers.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        observers.remove(self)
+
+    def read(self, values: Sequence[Any]) -> None:
+        if threading.get_ident() != self.thread:
+            return
+        for value in values:
+            if isinstance(value, Tensor) and value._node is None and id(value._version) not in self.seen:
+                self.seen.add(id(value._version))
+                self.versions.append((value._version, value._version[0]))
+                self.names.append(value._brief())
+
+
+@explained
 def checkpoint(fn: Function, *args: Any) -> Any:
     """``fn(*args)``, of which nothing but the arguments is kept: the backward pass computes the rest once more.
 
@@ -60,22 +99,23 @@ def checkpoint(fn: Function, *args: Any) -> Any:
         return fn(*args)
     state, started = random.get_state(), time.perf_counter()
     start = next(numbers)
-    out = fn(*args)
+    with _Reading() as reading:
+        out = fn(*args)
     outs = several(out)
     if not all(isinstance(o, Tensor) for o in outs):
-        raise DTypeError("a function that returns Tensors", type(out).__name__)
+        raise DTypeError("a function that returns Tensors", describe(out), "compute with minigrad's operations")
     edges = _sources([o._node or o for o in outs if o.requires_grad], start)
     if not edges:
         return out
     node = Node(
-        _Recompute(fn, [a._node if isinstance(a, Tensor) else None for a in args], edges, state),
+        _Recompute(fn, [a._node if isinstance(a, Tensor) else None for a in args], edges, reading.names, state),
         Plan(wrt=tuple(range(len(edges))), names=tuple(f"argument {i}" for i in range(len(args)))),
         tuple(edges),
         [a._data if isinstance(a, Tensor) and a._node is not None else a for a in args],
         (),
         None,
     )
-    node.versions = [(e._version, e._version[0], i) for i, e in enumerate(edges) if isinstance(e, Tensor)]
+    node.versions = [(*kept, len(edges) + k) for k, kept in enumerate(reading.versions)]
     results = [o.detach() for o in outs]
     if isinstance(out, Tensor):
         node.shape, node.dtype = out.shape, out.dtype

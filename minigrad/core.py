@@ -34,19 +34,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-import numpy as np
-
-from minigrad.backend import device_of, is_array, is_floating, raw
-from minigrad.errors import (
-    AxisError,
-    CallError,
-    DeviceError,
-    DTypeError,
-    GraphError,
-    IndexRangeError,
-    MiniGradError,
-    ShapeError,
-)
+from minigrad.arguments import CHECKS, operand, operands
+from minigrad.backend import is_floating
+from minigrad.errors import ArgumentError, CallError, GraphError, MiniGradError
+from minigrad.explain import FOREIGN, explain, in_our_terms, is_clear, wrong_call
 from minigrad.plan import Plan, Rule, legal_names, make_plan, residual_names
 from minigrad.recording import mode
 
@@ -57,6 +48,7 @@ Made = TypeVar("Made", bound="Operation[Any]")
 REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
 observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
 Tensor: Any = ()  # the class, once tensor.py is imported
+PLAIN = frozenset({float, int, bool, type(None)})  # what an operation takes without a look at it
 numbers = itertools.count()  # the order in which nodes are made
 
 
@@ -100,13 +92,13 @@ class Node:
         if self.parents is None:
             raise GraphError(
                 "a graph that still holds what its derivatives read",
-                f"a second backward pass through {self.primitive.name!r}, freed by the first",
+                f"a second backward pass through {self.primitive.label!r}, freed by the first",
                 "call backward(retain_graph=True) the first time, or run the forward pass again",
             )
         for counter, count, position in self.versions:
             if counter[0] != count:
                 raise GraphError(
-                    f"{self._label(position)} as it was in the forward pass of {self.primitive.name!r}",
+                    f"{self._label(position)} as it was in the forward pass of {self.primitive.label!r}",
                     f"data changed since (version {counter[0]}, recorded at {count})",
                     "run backward before the optimizer step, load_state_dict or assignment to .data",
                 )
@@ -119,8 +111,7 @@ class Node:
         while isinstance(edge, Node) and edge.primitive.view and edge.parents:
             edge = edge.parents[0]
         own = f"tensor {edge.name!r}, " if isinstance(edge, Tensor) and edge.name else ""
-        names = list(self.primitive.position)
-        return f"{own}argument {names[0 if self.primitive.sequence else position]!r}"
+        return f"{own}{self.primitive.argument(position)}"
 
 
 # ---- 2. primitives --------------------------------------------------------------------------------------------------
@@ -145,6 +136,9 @@ class Observer:
     ``started`` is when what it is told of began, on the clock of ``time.perf_counter``; it has just ended.
     """
 
+    def read(self, values: Sequence[Any]) -> None:
+        """An operation ran on these values, Tensors among them; ``forward`` follows."""
+
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """An operation ran: its arguments and result as arrays, and the Tensor (or tuple) that it gave."""
 
@@ -161,6 +155,7 @@ class Operation(Generic[P]):
     torch, numpy  the twin in that library: a name or a function; None: the one of the same name, False: there is none
     samples       calls to try; elementwise operations get theirs from ``domain``
     domain        the interval of random inputs; ``kinks`` are points of it to keep away from
+    part_of       the public operation that this one is a part of, which texts for the user then name
     """
 
     def __init__(
@@ -172,10 +167,16 @@ class Operation(Generic[P]):
         samples: Sequence[Sample] = (),
         domain: tuple[float, float] = (-2.0, 2.0),
         kinks: Sequence[float] = (),
+        part_of: str | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function: Callable[..., Any] = function
         self.name: str = function.__name__
+        self.label = part_of or self.name
+        self.parameters = inspect.signature(function).parameters
+        self.checks = {
+            name: CHECKS[str(p.annotation)] for name, p in self.parameters.items() if str(p.annotation) in CHECKS
+        }
         self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
 
     def __repr__(self) -> str:
@@ -184,28 +185,30 @@ class Operation(Generic[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self.function(*args, **kwargs)
 
-    def _misused(self, got: str) -> CallError:
-        hint = {"dim=": "minigrad follows NumPy: axis=", "keepdim=": "minigrad follows NumPy: keepdims="}.get(got, "")
-        return CallError(f"{self.name}{inspect.signature(self.function)}", got, hint)
-
-    def _speaks_for_itself(self, error: Exception) -> bool:
-        """Whether an error needs no explanation: one of ours, or of a user's own function."""
-        return isinstance(error, MiniGradError) or not self.function.__module__.startswith("minigrad")
+    def checked(self, value: Any, name: str) -> Any:
+        """An argument in the form that the function takes, or an error that names it."""
+        check = self.checks.get(name)
+        return value if check is None else check(value, f"{name!r} of {self.label}")
 
 
 class Composite(Operation[P]):
     """A function written in terms of primitives; it needs no rule and is registered to be tested like one."""
 
+    def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
+        super().__init__(function, **facts)
+        self.places = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
+        listed = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.values())
+        self.places += self.places[-1:] * (64 if listed else 0)  # names of the arguments in order
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         try:
-            return self.function(*args, **kwargs)
-        except (ValueError, TypeError, IndexError, AttributeError) as error:
-            if self._speaks_for_itself(error):
+            values = [self.checked(value, name) for name, value in zip(self.places, args, strict=False)]
+            named: Any = {name: self.checked(value, name) for name, value in kwargs.items()}
+            return self.function(*values, *args[len(values) :], **named)
+        except (*FOREIGN, MiniGradError) as error:
+            if is_clear(self, error):
                 raise
-            unknown = [f"{name}=" for name in kwargs if name not in inspect.signature(self.function).parameters]
-            if unknown:
-                raise self._misused(unknown[0]) from None
-            raise explain(self.name, [raw(value) for value in args], error) from None
+            raise in_our_terms(self, args, kwargs, error) from None
 
 
 class Primitive(Operation[P]):
@@ -227,12 +230,15 @@ class Primitive(Operation[P]):
     ) -> None:
         super().__init__(function, **facts)
         self.elementwise, self.view, self.sequence = elementwise, view, sequence
-        parameters = inspect.signature(function).parameters
-        if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters.values()):
+        parameters = self.parameters.values()
+        if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
             raise CallError("plain parameters", f"{self.name}{inspect.signature(function)}", "no *args, / or *")
-        self.position = {name: i for i, name in enumerate(parameters)}
-        self.defaults = tuple(p.default for p in parameters.values())
-        self.required = sum(p.default is p.empty for p in parameters.values())
+        self.position = {name: i for i, name in enumerate(self.parameters)}
+        self.names = tuple(self.parameters)
+        self.defaults = tuple(p.default for p in parameters)
+        self.required = sum(p.default is p.empty for p in parameters)
+        if sequence:
+            self.checks[self.names[0]] = operands
         self.rules: list[tuple[tuple[int, ...], Rule, bool]] = []  # positions covered, rule, joint?
         self.plans: dict[Any, Plan | None] = {}
 
@@ -255,11 +261,18 @@ class Primitive(Operation[P]):
 
         return declare
 
+    def argument(self, position: int) -> str:
+        """What a text calls the argument at ``position``, those of a leading list by its name."""
+        return f"argument {self.names[0 if self.sequence else position]!r}"
+
     def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool) -> None:
         legal = legal_names(self.position)
         unknown = [name for name in residual_names(rule) if name not in legal]
         if (unknown and not self._extras_allowed()) or not set(names) <= set(self.position):
-            raise CallError(f"rules of {self.name!r} that read {sorted(legal)}", f"{unknown or names}")
+            hint = "the parameters of a rule, after the first, name what it reads"
+            raise CallError(f"rules of {self.name!r} that read {sorted(legal)}", f"{unknown or names}", hint)
+        for name in names:
+            self.checks.setdefault(name, operand)
         self.rules.append((tuple(self.position[name] for name in names), rule, joint))
         self.plans.clear()
 
@@ -272,8 +285,9 @@ class Primitive(Operation[P]):
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
         count = 0
         if self.sequence:
-            count = len(values[0])
-            values = (*values[0], *values[1:])
+            listed = self.checked(values[0], self.names[0])
+            count = len(listed)
+            values = (*listed, *values[1:])
         raw: list[Any] = []
         wrt: list[int] = []
         tensors = False
@@ -283,10 +297,10 @@ class Primitive(Operation[P]):
                 raw.append(value._data)
                 if value._requires_grad:
                     wrt.append(position)
-            else:
-                if type(value) in (list, tuple):
-                    self._refuse_nested(position, value, count)
+            elif type(value) in PLAIN or position < count:
                 raw.append(value)
+            else:
+                raw.append(self.checked(value, self.names[position - count + 1 if count else position]))
         if not tensors:
             return self._run(raw, count, None)[0]
         started = time.perf_counter() if observers else 0.0
@@ -295,36 +309,39 @@ class Primitive(Operation[P]):
         result = self._record(plan, values, raw, out, extras)
         if observers:
             for observer in tuple(observers):
+                observer.read(values)
                 observer.forward(self, raw, out, result, started)
         return result
-
-    def _refuse_nested(self, position: int, value: Any, count: int) -> None:
-        """Refuse a list of Tensors where a derivative is defined: as an array it would lose their gradients."""
-        through = position < count if self.sequence else any(position in covered for covered, _, _ in self.rules)
-        if through and holds_tensors(value):
-            hint = "minigrad.stack makes one tensor of a list of them"
-            raise DTypeError(f"tensors or arrays in {self.name!r}", "a list with tensors in it", hint)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         values = [*args, *self.defaults[len(args) :]]
         for name, value in kwargs.items():
             if self.position.get(name, -1) < len(args):
-                raise self._misused(f"{name}=")
+                raise wrong_call(self, args, kwargs)
             values[self.position[name]] = value
-        if len(values) > len(self.defaults):
-            raise self._misused(f"{len(args)} positional arguments")
-        for value in values[len(args) : self.required]:
-            if value is inspect.Parameter.empty:
-                raise self._misused(f"{len(args) + len(kwargs)} arguments")
+        if len(values) > len(self.defaults) or any(v is inspect.Parameter.empty for v in values[: self.required]):
+            raise wrong_call(self, args, kwargs)
         return values
+
+    def _told(self, raw: list[Any], count: int, error: Exception) -> MiniGradError:
+        """What the user is told of an error from inside: the argument at fault, or else the whole call."""
+        values = [raw[:count], *raw[count:]] if self.sequence else raw
+        arguments = dict(zip(self.names, values, strict=True))
+        try:
+            for name, value in arguments.items():
+                if value is not self.parameters[name].default:
+                    self.checked(value, name)
+        except MiniGradError as fault:
+            return fault.with_traceback(None)
+        return explain(self, arguments, getattr(error, "source", None) or error)
 
     def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
         try:
             return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
-        except (ValueError, TypeError, IndexError) as error:
-            if self._speaks_for_itself(error):
+        except FOREIGN as error:
+            if is_clear(self, error):
                 raise
-            raise explain(self.name, raw, error) from None
+            raise self._told(raw, count, error) from None
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
@@ -399,13 +416,6 @@ def _is_view(out: Any, x: Any) -> bool:
     return out is x or (out.base is not None and (out.base is x or out.base is x.base))
 
 
-def holds_tensors(value: Any) -> bool:
-    """Whether nested lists hold a Tensor through which a gradient could flow."""
-    if isinstance(value, list | tuple):
-        return any(holds_tensors(part) for part in value)
-    return isinstance(value, Tensor) and bool(value._requires_grad)
-
-
 def attach(result: Any, node: Node) -> Any:
     """Make ``node`` the origin of the Tensor ``result``."""
     result._node, result._requires_grad = node, True
@@ -434,9 +444,17 @@ def _connected_result(out: Any, node: Node) -> Any:
 
 
 def register(made: Made) -> Made:
-    """Enter an operation into the REGISTRY, under its name."""
+    """Enter an operation into the REGISTRY, under its name; only the same function, defined again, may replace one."""
+    before = REGISTRY.get(made.name)
+    if before is not None and _origin(before) != _origin(made):
+        got = f"a second {made.name!r}, the first from {before.function.__module__}"
+        raise ArgumentError("an operation with a new name", got, "rename it, or del minigrad.REGISTRY[name] first")
     REGISTRY[made.name] = made
     return made
+
+
+def _origin(operation: Operation[Any]) -> tuple[str, str]:
+    return operation.function.__module__, operation.function.__qualname__
 
 
 def composite(**facts: Any) -> Callable[[Callable[P, Any]], Composite[P]]:
@@ -470,24 +488,8 @@ def elementwise(**facts: Any) -> Callable[[Callable[P, Any]], Primitive[P]]:
     return lambda function: register(Primitive(function, elementwise=True, **facts))
 
 
-def explain(name: str, raw: Sequence[Any], error: Exception) -> MiniGradError:
-    """An error from inside of NumPy or CuPy on the terms of the call that caused it."""
-    arrays = [value for value in raw if is_array(value)]
-    devices = sorted({device_of(array) for array in arrays})
-    seen = ", ".join(f"{a.dtype} {a.shape}" for a in arrays) or ", ".join(type(value).__name__ for value in raw)
-    if len(devices) > 1:
-        return DeviceError(f"arrays of one device in {name!r}", f"{seen} on {' and '.join(devices)}", "move with .to()")
-    kinds: list[tuple[Any, type[MiniGradError]]] = [
-        (np.exceptions.AxisError, AxisError),
-        (IndexError, IndexRangeError),
-        ((TypeError, AttributeError), DTypeError),
-    ]
-    kind: type[MiniGradError] = next((ours for theirs, ours in kinds if isinstance(error, theirs)), ShapeError)
-    return kind(f"arguments that fit {name!r}", f"{seen}: {error}")
-
-
 _pick = Primitive(lambda results, place, count: results[place])
-_pick.name = "pick"
+_pick.name = _pick.label = "pick"
 
 
 def _pick_rule(g: Any, place: int, count: int) -> tuple[Any, ...]:

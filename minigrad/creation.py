@@ -6,40 +6,48 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import DType, as_dtype, check_device, use_device
+from minigrad.arguments import as_shape, operand, whole
+from minigrad.backend import DType, as_dtype, check_device, raw, use_device
 from minigrad.errors import ArgumentError, DTypeError
+from minigrad.explain import describe, explained
 from minigrad.tensor import Tensor, as_array
 
 
+@explained
 def asarray(data: Any, dtype: DType = None, device: str | None = None) -> Tensor:
-    """A Tensor that shares the memory of ``data`` where dtype and device allow; a Tensor is returned as it is.
+    """A Tensor that shares the memory of ``data`` where dtype and device allow; a gradient flows to a Tensor.
 
     >>> a = np.zeros(2); t = asarray(a); a[0] = 1.0; print(t.data)
     [1. 0.]
     """
-    if isinstance(data, Tensor) and dtype is None and device is None:
-        return data
+    if isinstance(data, Tensor):
+        data = data if device is None else data.to(device)
+        return data if dtype is None or data.dtype == as_dtype(dtype) else data.astype(dtype)
     return Tensor._wrap(as_array(data, dtype, device, copy=False))
 
 
+@explained
 def from_dlpack(source: Any) -> Tensor:
     """A Tensor that shares the memory of any array with ``__dlpack__``: NumPy, CuPy, torch, JAX.
 
     >>> print(from_dlpack(np.ones(2)).data)
     [1. 1.]
     """
+    if isinstance(source, Tensor):
+        return source.detach()
     if not hasattr(source, "__dlpack__"):
         raise DTypeError("an object with __dlpack__", type(source).__name__, "asarray takes lists and numbers")
     kind, number = source.__dlpack_device__()
     with use_device("cpu" if kind == 1 else check_device(f"cuda:{number}")) as xp:
         try:
             return asarray(xp.from_dlpack(source))
-        except BufferError as error:  # a read-only array, say, before NumPy 2.1
+        except (BufferError, RuntimeError) as error:  # a tensor that is recorded, or a dtype that NumPy hasn't
             raise ArgumentError("an array that can be shared", str(error), "copy it, or use asarray") from None
 
 
+@explained
 def full(
-    shape: Any, value: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False
+    shape: Any, value: Any, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """A tensor with ``value`` everywhere; float32 unless told.
 
@@ -47,12 +55,13 @@ def full(
     [7. 7.]
     """
     with use_device(check_device(device)) as xp:
-        tensor = Tensor._wrap(xp.full(shape, value, dtype=as_dtype(dtype)))
+        tensor = Tensor._wrap(xp.full(as_shape(shape), operand(value, "the value"), dtype=as_dtype(dtype)))
     tensor.requires_grad = requires_grad
     return tensor
 
 
-def zeros(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
+@explained
+def zeros(shape: Any, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A tensor of zeros; float32 unless told.
 
     >>> zeros((2, 3)).shape
@@ -61,7 +70,8 @@ def zeros(shape: Any, dtype: DType = np.float32, device: str | None = None, requ
     return full(shape, 0, dtype, device, requires_grad)
 
 
-def ones(shape: Any, dtype: DType = np.float32, device: str | None = None, requires_grad: bool = False) -> Tensor:
+@explained
+def ones(shape: Any, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A tensor of ones; float32 unless told.
 
     >>> ones((2, 3)).shape
@@ -70,6 +80,7 @@ def ones(shape: Any, dtype: DType = np.float32, device: str | None = None, requi
     return full(shape, 1, dtype, device, requires_grad)
 
 
+@explained
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: DType = None, device: str | None = None) -> Tensor:
     """Numbers from ``start`` (or 0) up to but without ``stop`` in steps, with NumPy's dtype: integers from integers.
 
@@ -77,11 +88,15 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: DType = None, dev
     [0 1 2]
     """
     first, last = (0, start) if stop is None else (start, stop)
+    if not all(isinstance(raw(n), int | float | np.number | np.ndarray) for n in (first, last, step)) or step == 0:
+        got = f"{describe(start)}, {describe(stop)}, {describe(step)}"
+        raise ArgumentError("numbers to start, to stop, and a step that is not 0", got, "arange(0, 10, 2)")
     with use_device(check_device(device)) as xp:
         return Tensor._wrap(xp.arange(first, last, step, dtype=None if dtype is None else as_dtype(dtype)))
 
 
-def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = np.float32, device: str | None = None) -> Tensor:
+@explained
+def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = "float32", device: str | None = None) -> Tensor:
     """An ``n × m`` matrix with ones on its ``k``-th diagonal; float32 unless told.
 
     >>> print(eye(2).data)
@@ -89,4 +104,5 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = np.float32, dev
      [0. 1.]]
     """
     with use_device(check_device(device)) as xp:
-        return Tensor._wrap(xp.eye(n, m, k, dtype=as_dtype(dtype)))
+        shape = as_shape((n, n if m is None else m), "n, m")
+        return Tensor._wrap(xp.eye(*shape, whole(k, "k"), dtype=as_dtype(dtype)))

@@ -222,7 +222,7 @@ def _facts(edge: Any, graph: _Graph) -> list[str]:
 
 
 def _operation_box(node: Node, graph: _Graph) -> Box:
-    title = node.primitive.name
+    title = node.primitive.label
     if node.primitive.elementwise:
         wrt = {argument_name(node.primitive, position) for position in node.plan.wrt}
         constants = {name: a for name, a in _kept(node).items() if name in node.primitive.position and name not in wrt}

@@ -5,6 +5,8 @@ Each kind is also the built-in exception that a Python programmer would catch, s
 
 from __future__ import annotations
 
+import numpy as np
+
 
 class MiniGradError(Exception):
     """The root of all errors of minigrad, printed as Expected / Got / Hint.
@@ -15,9 +17,11 @@ class MiniGradError(Exception):
     Hint: call .sum() first
     """
 
+    source: Exception | None = None  # the error of NumPy or CuPy that this one explains, if it explains one
+
     def __init__(self, expected: str, got: str, hint: str = "") -> None:
         self.expected, self.got, self.hint = expected, got, hint
-        super().__init__(expected, got, hint)
+        Exception.__init__(self, expected, got, hint)  # not super(): NumPy's AxisError has arguments of its own
 
     def __str__(self) -> str:
         lines = [f"Expected: {self.expected}", f"Got: {self.got}"]
@@ -78,5 +82,9 @@ class CallError(MiniGradError, TypeError):
     """A call whose arguments don't match the signature of the function."""
 
 
-class AxisError(MiniGradError, ValueError, IndexError):
-    """An axis that the array doesn't have."""
+class AxisError(MiniGradError, np.exceptions.AxisError):
+    """An axis that the array doesn't have: a ValueError and an IndexError, as NumPy's is."""
+
+
+class MissingFileError(MiniGradError, FileNotFoundError):
+    """A file or a folder that isn't there."""

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from minigrad import ops
+from minigrad.arguments import whole
 from minigrad.backend import array_module, is_floating
 from minigrad.backward import grad, nodes_behind
 from minigrad.checkpointing import Function, several
 from minigrad.checkpointing import checkpoint as checkpoint
 from minigrad.core import numbers
 from minigrad.creation import asarray
-from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
+from minigrad.explain import describe, explained
 from minigrad.recording import enable_grad, is_grad_enabled
 from minigrad.tensor import Tensor
 
@@ -43,7 +45,7 @@ def _variable(value: Any) -> Tensor:
     if tensor.requires_grad and is_grad_enabled():
         return ops.reshape(tensor, tensor.shape)  # type: ignore[no-any-return]
     if not is_floating(tensor.dtype):
-        raise DTypeError("floating-point arguments to differentiate by", str(tensor.dtype), "write 1.0 for 1")
+        raise DTypeError("floating-point arguments to differentiate by", describe(tensor), "write 1.0 for 1")
     leaf = _Variable.__new__(_Variable)
     leaf._fill(tensor.data)
     leaf._requires_grad, leaf.birth = True, _now()
@@ -52,6 +54,8 @@ def _variable(value: Any) -> Tensor:
 
 def _called(fn: Function, args: Sequence[Any], wanted: Sequence[int]) -> tuple[Any, list[Tensor], bool]:
     """``fn`` on ``args``, those of ``wanted`` as variables: (result, the variables, whether an outer graph goes on)."""
+    if not args:
+        raise CallError("at least one argument to differentiate by", "none", "they follow the function: (fn, x)")
     outer = is_grad_enabled()
     values = [_variable(a) if i in wanted else asarray(a) if _is_number(a) else a for i, a in enumerate(args)]
     variables = [values[i] for i in wanted]
@@ -61,7 +65,8 @@ def _called(fn: Function, args: Sequence[Any], wanted: Sequence[int]) -> tuple[A
     results = out if isinstance(out, tuple | list) else (out,)
     for result in results:
         if not isinstance(result, Tensor):
-            raise DTypeError("a function that returns Tensors", type(result).__name__, "compute with minigrad")
+            hint = "compute with minigrad, not with .data or NumPy alone"
+            raise DTypeError("a function that returns Tensors", describe(result), hint)
     edges = {v._node or v for v in variables}
     behind = nodes_behind([r._node for r in results], lambda node: node in edges)
     sources = {edge for node in behind for edge in node.parents} - edges
@@ -97,17 +102,21 @@ def _detached(out: Any, nested: bool) -> Any:
 
 
 def _tangents(variables: Sequence[Tensor], given: Any) -> list[Tensor]:
-    given = given if isinstance(given, tuple | list) else (given,)
-    if [np.shape(t) for t in given] != [v.shape for v in variables]:
-        raise ShapeError(f"vectors of the shapes {[v.shape for v in variables]}", str([np.shape(t) for t in given]))
-    return [
-        asarray(t, dtype=v.dtype) if not isinstance(t, Tensor) else t for t, v in zip(given, variables, strict=True)
-    ]
+    """One vector for each variable, in its shape; for a single variable also nested lists of numbers."""
+    shapes = [v.shape for v in variables]
+    parts = several(given)
+    if len(shapes) == 1 and (len(parts) != 1 or np.shape(parts[0]) != shapes[0]):
+        parts = (given,)
+    found = [np.shape(part) for part in parts]
+    if found != shapes:
+        raise ShapeError(f"vectors of the shapes {shapes}", str(found), "one for each argument, in its shape")
+    return [p if isinstance(p, Tensor) else asarray(p, v.dtype) for p, v in zip(parts, variables, strict=True)]
 
 
 # ---- transforms -----------------------------------------------------------------------------------------------------
 
 
+@explained
 def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Function:
     """A function that returns ``fn``'s value, a scalar, and its gradient with respect to the arguments ``argnums``.
 
@@ -115,11 +124,11 @@ def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Function
     >>> print(value.item(), slope.data)
     5.0 [2. 4.]
     """
-    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    wanted = tuple(whole(i, "argnums") for i in several(argnums))
 
     def transformed(*args: Any) -> tuple[Any, Any]:
         if any(not 0 <= i < len(args) for i in wanted):
-            raise ArgumentError(f"argnums among the {len(args)} arguments", str(argnums))
+            raise ArgumentError(f"argnums among the {len(args)} arguments", str(argnums), "the first is 0")
         out, variables, nested = _called(fn, args, wanted)
         _check_scalar(out)
         found = _grads([out], variables, [None], nested)
@@ -130,9 +139,10 @@ def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Function
 
 def _check_scalar(out: Any) -> None:
     if not isinstance(out, Tensor) or out.size != 1:
-        raise ShapeError("a function that returns a scalar", str(getattr(out, "shape", type(out).__name__)), ".sum()?")
+        raise ShapeError("a function that returns a scalar", describe(out), "call .sum() or .mean() at its end")
 
 
+@explained
 def vjp(fn: Function, *args: Any) -> tuple[Any, Function]:
     """``fn(*args)``, and a function that maps a gradient ``u`` of the result to ``uᵀ J``, as often as one likes.
 
@@ -143,7 +153,11 @@ def vjp(fn: Function, *args: Any) -> tuple[Any, Function]:
     out, variables, nested = _called(fn, args, range(len(args)))
     outs = several(out)
 
+    @explained
     def pullback(u: Any) -> Any:
+        if len(several(u)) != len(outs):
+            got, hint = str(len(several(u))), "one for each result, in its shape"
+            raise ArgumentError(f"{len(outs)} gradients, of the results", got, hint)
         seeds = [
             asarray(s, dtype=o.dtype) if not isinstance(s, Tensor) else s for s, o in zip(several(u), outs, strict=True)
         ]
@@ -153,6 +167,7 @@ def vjp(fn: Function, *args: Any) -> tuple[Any, Function]:
     return _detached(out, nested), pullback
 
 
+@explained
 def jvp(fn: Function, args: Any, tangents: Any) -> tuple[Any, Any]:
     """``fn(*args)`` and the product ``J t`` with tangents of the shapes of the arguments.
 
@@ -175,6 +190,7 @@ def jvp(fn: Function, args: Any, tangents: Any) -> tuple[Any, Any]:
     return _detached(out, nested), _one_or_all(products, not isinstance(out, tuple | list))
 
 
+@explained
 def hvp(fn: Function, args: Any, vectors: Any) -> tuple[Any, Any]:
     """``fn(*args)``, a scalar, and the product ``H v`` of its Hessian with vectors of the shapes of the arguments.
 
@@ -193,6 +209,7 @@ def hvp(fn: Function, args: Any, vectors: Any) -> tuple[Any, Any]:
     return _detached(out, nested), _one_or_all(products, len(args) == 1)
 
 
+@explained
 def jacobian(fn: Function, *args: Any) -> Any:
     """All partial derivatives: for each argument an array of shape ``out.shape + arg.shape``, one pass for each row.
 
@@ -202,7 +219,7 @@ def jacobian(fn: Function, *args: Any) -> Any:
     """
     out, variables, nested = _called(fn, args, range(len(args)))
     if not isinstance(out, Tensor):
-        raise DTypeError("a function that returns one Tensor", type(out).__name__)
+        raise DTypeError("a function that returns one Tensor", describe(out), "stack joins several results")
     rows: list[list[Tensor]] = []
     for k in range(out.size):
         unit = array_module(out._data).zeros(out.size, out.dtype)
@@ -219,6 +236,7 @@ def _stacked(rows: list[Tensor], out: Tensor, variable: Tensor) -> Tensor:
     return ops.reshape(ops.stack(rows), shape)  # type: ignore[no-any-return]
 
 
+@explained
 def hessian(fn: Function, *args: Any) -> Any:
     """All second derivatives of a scalar function: ``arg.shape + arg.shape``, or a tuple of tuples for several args.
 
@@ -230,5 +248,7 @@ def hessian(fn: Function, *args: Any) -> Any:
     def slope(i: int) -> Function:
         return lambda *values: value_and_grad(fn, i)(*values)[1]
 
+    if not args:
+        _called(fn, args, ())  # says so
     rows = [jacobian(slope(i), *args) for i in range(len(args))]
     return rows[0] if len(args) == 1 else tuple(rows)

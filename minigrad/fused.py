@@ -13,6 +13,7 @@ from minigrad import core
 from minigrad.backend import array_module
 from minigrad.backward import grad
 from minigrad.core import Node, Primitive
+from minigrad.explain import FOREIGN, is_clear
 from minigrad.plan import Plan
 from minigrad.recording import enable_grad
 
@@ -71,14 +72,14 @@ class Fused(Primitive[P]):
 
     def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
         assert self.kernel is not None
-        told = {"needs": plan.needs} if plan and self.asks_needs else {}
+        asked = {"needs": plan.needs} if plan and self.asks_needs else {}
         try:
-            result: tuple[Any, dict[str, Any]] = self.kernel(*raw, **told)
+            result: tuple[Any, dict[str, Any]] = self.kernel(*raw, **asked)
             return result
-        except (ValueError, TypeError, IndexError) as error:
-            if self._speaks_for_itself(error):
+        except FOREIGN as error:
+            if is_clear(self, error):
                 raise
-            raise core.explain(self.name, raw, error) from None
+            raise self._told(raw, count, error) from None
 
     def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients by the backward kernel; by differentiating the definition where they must be differentiable."""

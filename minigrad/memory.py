@@ -65,7 +65,7 @@ class _Ledger:
             for name, residual in zip(node.plan.names, node.residuals or (), strict=False):
                 for base in map(base_of, arrays_in(residual)):
                     if not self.is_leaf(id(base)):
-                        keys.append((id(base), (node.primitive.name, name)))
+                        keys.append((id(base), (node.primitive.label, name)))
                         self._add(base, keys[-1][1])
             if self.current > self.peak:
                 self.peak, self._at_peak = self.current, None

@@ -216,18 +216,19 @@ class _Blas:
 
     def __init__(self) -> None:
         self.libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
+        self.controls = [_control(library) for library in self.libraries]
         self.lock = threading.Lock()
         self.regions = 0
         self.before: list[int] = []
 
     def set(self, n: int) -> None:
-        for library in self.libraries:
-            library.set_num_threads(n)
+        for _, set_threads in self.controls:
+            set_threads(n)
 
     def enter(self, n: int) -> None:
         with self.lock:
             if not self.regions:
-                self.before = [library.get_num_threads() for library in self.libraries]
+                self.before = [get_threads() for get_threads, _ in self.controls]
                 self.set(n)
             self.regions += 1
 
@@ -235,8 +236,23 @@ class _Blas:
         with self.lock:
             self.regions -= 1
             if not self.regions:
-                for library, n in zip(self.libraries, self.before, strict=True):
-                    library.set_num_threads(n)
+                for (_, set_threads), n in zip(self.controls, self.before, strict=True):
+                    set_threads(n)
+
+
+def _control(library: Any) -> tuple[Callable[[], int], Callable[[int], object]]:
+    """The functions of a library that get and set its number of threads.
+
+    OpenBLAS's own are taken, under the names of its builds: threadpoolctl's take ten times as long, and since 3.8 they
+    heed only the first thread that calls them.
+    """
+    if library.internal_api == "openblas" and library.threading_layer != "openmp":
+        for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
+            names = [f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set")]
+            if all(hasattr(library.dynlib, name) for name in names):
+                get_threads, set_threads = (getattr(library.dynlib, name) for name in names)
+                return get_threads, set_threads
+    return library.get_num_threads, library.set_num_threads
 
 
 @contextmanager

@@ -194,7 +194,7 @@ class profile(Instrument):
         if node is not None and later is not None:
             notes(node)["flop"] = later
         moved = _moved(arguments, out)
-        self._add(Event(primitive.name, "forward", False, started, seconds, moved, flop, _shapes(arguments)))
+        self._add(Event(primitive.label, "forward", False, started, seconds, moved, flop, _shapes(arguments)))
 
     def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
         """Note the call of a derivative."""
@@ -204,12 +204,12 @@ class profile(Instrument):
         definition = recorded and isinstance(node.primitive, Fused)
         moved = _moved([g, *node.residuals], gradients)
         flop = (node.note or {}).get("flop") if moved and not definition else None
-        self._add(Event(node.primitive.name, "backward", definition, started, seconds, moved, flop, _shapes([g])))
+        self._add(Event(node.primitive.label, "backward", definition, started, seconds, moved, flop, _shapes([g])))
 
     def definition(self, primitive: Any, started: float) -> None:
         """Note that a fused operation was computed by others."""
         seconds = time.perf_counter() - started
-        self._add(Event(primitive.name, "forward", True, started, seconds, 0, None, ()))
+        self._add(Event(primitive.label, "forward", True, started, seconds, 0, None, ()))
 
     def _add(self, event: Event) -> None:
         self.events.append(event._replace(thread=threading.get_ident()))

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.arguments import as_shape, operand, whole
 from minigrad.backend import DType, as_dtype, check_device, to_device
 from minigrad.errors import ArgumentError, CallError
+from minigrad.explain import describe, explained
 from minigrad.tensor import Tensor
 
 _default = np.random.default_rng()
 
 
+@explained
 def seed(number: int) -> None:
     """Start the default generator afresh: the same seed gives the same numbers.
 
@@ -23,7 +26,7 @@ def seed(number: int) -> None:
     True
     """
     if not isinstance(number, int | np.integer) or number < 0:
-        raise ArgumentError("a seed, a whole number from 0", repr(number))
+        raise ArgumentError("a seed, a whole number from 0", repr(number), "seed(0)")
     _default.bit_generator.state = np.random.default_rng(int(number)).bit_generator.state
 
 
@@ -33,9 +36,10 @@ def generator(given: Any = None) -> np.random.Generator:
         return _default
     if isinstance(given, np.random.Generator):
         return given
-    if isinstance(given, int | np.integer):
+    if isinstance(given, int | np.integer) and given >= 0:
         return np.random.default_rng(int(given))
-    raise CallError("a numpy.random.Generator, a seed or None", type(given).__name__)
+    hint = "np.random.default_rng(0) makes one"
+    raise CallError("a numpy.random.Generator, a seed from 0, or None", describe(given), hint)
 
 
 def get_state() -> dict[str, Any]:
@@ -48,18 +52,19 @@ def set_state(state: dict[str, Any]) -> None:
     try:
         _default.bit_generator.state = state
     except (ValueError, TypeError, KeyError) as error:
-        raise ArgumentError("a state from get_state()", str(error)) from None
+        raise ArgumentError("a state from get_state()", str(error), "save it right after get_state()") from None
 
 
 def _finish(array: Any, dtype: DType, device: str | None) -> Tensor:
     return Tensor._wrap(to_device(np.asarray(array, dtype=as_dtype(dtype)), check_device(device)))
 
 
+@explained
 def normal(
     loc: float = 0.0,
     scale: float = 1.0,
     size: Any = None,
-    dtype: DType = np.float32,
+    dtype: DType = "float32",
     device: str | None = None,
     generator: Any = None,
 ) -> Tensor:
@@ -68,15 +73,18 @@ def normal(
     >>> normal(size=(2, 3)).shape
     (2, 3)
     """
-    _check_number("loc", loc)
-    return _finish(_pick(generator).normal(loc, scale, size), dtype, device)
+    _check_numbers(loc=loc, scale=scale)
+    if not scale >= 0:
+        raise ArgumentError("a scale of at least 0, the standard deviation", repr(scale), SIZE_HINT)
+    return _finish(_pick(generator).normal(loc, scale, _size(size)), dtype, device)
 
 
+@explained
 def uniform(
     low: float = 0.0,
     high: float = 1.0,
     size: Any = None,
-    dtype: DType = np.float32,
+    dtype: DType = "float32",
     device: str | None = None,
     generator: Any = None,
 ) -> Tensor:
@@ -85,15 +93,18 @@ def uniform(
     >>> uniform(size=(2, 3)).shape
     (2, 3)
     """
-    _check_number("low", low)
-    return _finish(_pick(generator).uniform(low, high, size), dtype, device)
+    _check_numbers(low=low, high=high)
+    if not low <= high:
+        raise ArgumentError("low up to high", f"low={low!r}, high={high!r}", SIZE_HINT)
+    return _finish(_pick(generator).uniform(low, high, _size(size)), dtype, device)
 
 
+@explained
 def randint(
     low: int,
     high: int | None = None,
     size: Any = None,
-    dtype: DType = np.int64,
+    dtype: DType = "int64",
     device: str | None = None,
     generator: Any = None,
 ) -> Tensor:
@@ -102,16 +113,22 @@ def randint(
     >>> randint(5, size=(2, 3)).shape
     (2, 3)
     """
-    return _finish(_pick(generator).integers(low, high, size), dtype, device)
+    first, last = (0, low) if high is None else (low, high)
+    if not whole(first, "low") < whole(last, "high"):
+        raise ArgumentError("low below high", f"low={first!r}, high={last!r}", SIZE_HINT)
+    return _finish(_pick(generator).integers(first, last, _size(size)), dtype, device)
 
 
+@explained
 def permutation(x: Any, device: str | None = None, generator: Any = None) -> Tensor:
     """The numbers 0 … x-1, or the rows of ``x``, in random order.
 
     >>> sorted(permutation(3).tolist())
     [0, 1, 2]
     """
-    rows = x.numpy() if isinstance(x, Tensor) else x
+    rows = x.numpy() if isinstance(x, Tensor) else operand(x, "the rows")
+    if np.ndim(rows) == 0 and whole(rows, "the count of permutation") < 0:
+        raise ArgumentError("a count from 0, or rows", repr(x), "permutation(3) orders 0, 1 and 2")
     shuffled = _pick(generator).permutation(rows)
     return _finish(shuffled, shuffled.dtype, device)
 
@@ -119,6 +136,14 @@ def permutation(x: Any, device: str | None = None, generator: Any = None) -> Ten
 _pick = generator  # the draws have a parameter of this name
 
 
-def _check_number(name: str, value: Any) -> None:
-    if not isinstance(value, int | float | np.number):
-        raise CallError(f"a number for {name}", repr(value), "the shape goes in size=, as in NumPy")
+SIZE_HINT = "the shape goes in size=, as in NumPy"
+
+
+def _check_numbers(**values: Any) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int | float | np.number):
+            raise CallError(f"a number for {name}", repr(value), SIZE_HINT)
+
+
+def _size(size: Any) -> Any:
+    return None if size is None else as_shape(size, "size")

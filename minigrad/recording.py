@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from minigrad.errors import CallError
+from minigrad.explain import describe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +27,12 @@ class _Recording:
 
     wanted = True
 
-    def __init__(self) -> None:
+    def __init__(self, *given: Any) -> None:
+        if given:
+            name = type(self).__name__
+            raise CallError(
+                f"{name}() without arguments", f"{name}({describe(given[0])})", f"@{name}() with its parentheses"
+            )
         self._before: list[bool] = []
 
     def __enter__(self) -> None:
@@ -35,7 +44,15 @@ class _Recording:
 
     def __call__(self, function: F) -> F:
         kind = type(self)
-        if inspect.isgeneratorfunction(function):
+        if inspect.isasyncgenfunction(function):
+            got = f"{function.__qualname__}, an asynchronous generator"
+            raise CallError("a function, a generator or a coroutine function", got, "use a with block inside of it")
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapped(*args: Any, **kwargs: Any) -> Any:
+                return await _awaited(kind, function(*args, **kwargs))
+        elif inspect.isgeneratorfunction(function):
 
             @functools.wraps(function)
             def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -68,6 +85,12 @@ def _generate(kind: type[_Recording], generator: Any) -> Any:
     finally:
         with kind():
             generator.close()
+
+
+@types.coroutine
+def _awaited(kind: type[_Recording], coroutine: Any) -> Any:
+    """Run ``coroutine`` with the mode of ``kind``, and the caller's mode while it waits."""
+    return (yield from _generate(kind, coroutine))
 
 
 class no_grad(_Recording):

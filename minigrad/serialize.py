@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import errno
+import glob
+import json
 import os
+import re
+import stat
 import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +19,16 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from minigrad.backend import Array, as_dtype, is_array, to_numpy
-from minigrad.errors import ArgumentError, FileFormatError
+from minigrad.backend import Array, as_dtype, bfloat16, is_array, raw, to_numpy
+from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatError, MissingFileError
+from minigrad.explain import describe, explained
 
 
+@explained
 def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
     """Write named arrays or Tensors as a safetensors file: to a temporary name, flushed to disk, then renamed.
 
-    An old file at ``path`` stays as it was until the new one is complete, and if anything fails.
+    An old file at ``path`` stays as it was until the new one is complete, and if anything fails; its permissions stay.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -27,26 +36,70 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     ...     print(load(f"{folder}/a.safetensors")["x"])
     [1. 1.]
     """
-    path = Path(path)
-    plain = {}
-    for name, value in arrays.items():
-        array = getattr(value, "_data", value)
-        if not isinstance(name, str) or not is_array(array):
-            got = f"{name!r}: {type(value).__name__}"
-            raise ArgumentError("names with arrays or Tensors", got, "keep other things in metadata, as text")
-        as_dtype(array.dtype)
-        plain[name] = np.ascontiguousarray(to_numpy(array)).reshape(array.shape)
-    text = {str(key): str(value) for key, value in (metadata or {}).items()}
+    path = Path(os.path.realpath(_checked_path(path)))  # a link stays a link: what it points to is written
+    plain, text = _plain(arrays), _text(metadata)
+    if path.is_dir():
+        raise ArgumentError("the path of a file", f"the folder {str(path)!r}", "name a file in it")
+    if not path.parent.is_dir():
+        raise MissingFileError("a folder to save in", f"no folder {str(path.parent)!r}", "os.makedirs makes it")
+    _sweep(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
+        mode = _mode(path, temporary)
         safetensors.numpy.save_file(plain, temporary, metadata=text or None)
+        os.chmod(temporary, mode)
         flush_to_disk(temporary)
         os.replace(temporary, path)
         flush_to_disk(path.parent)
     except safetensors.SafetensorError as error:  # a full disk, say
-        raise OSError(errno.EIO, str(error), str(path)) from None
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _checked_path(path: Any) -> Any:
+    if not isinstance(path, str | os.PathLike):
+        raise CallError("the path of a file", describe(path), "such as 'model.safetensors'")
+    return path
+
+
+def _plain(arrays: Any) -> dict[str, Any]:
+    """The named arrays, contiguous and on the CPU, each of a dtype that the file can hold."""
+    if not isinstance(arrays, Mapping):
+        raise CallError("a dict of names and arrays", describe(arrays), "save(path, {'x': x})")
+    plain = {}
+    for name, value in arrays.items():
+        array = raw(value)
+        if not isinstance(name, str) or not is_array(array):
+            hint = "keep other things in metadata, as text"
+            raise ArgumentError("names with arrays or Tensors", f"{name!r}: {describe(value)}", hint)
+        if as_dtype(array.dtype).itemsize > 8:
+            raise DTypeError("arrays of at most 64 bits", f"{name!r}: {describe(array)}", "astype('float64') rounds")
+        plain[name] = np.ascontiguousarray(to_numpy(array)).reshape(array.shape)
+    return plain
+
+
+def _text(metadata: Any) -> dict[str, str]:
+    if not isinstance(metadata, Mapping | None):
+        raise CallError("metadata as a dict of texts", describe(metadata), "json.dumps makes a text of anything")
+    return {str(key): str(value) for key, value in (metadata or {}).items()}
+
+
+def _mode(path: Path, temporary: Path) -> int:
+    """The permissions of the file that is replaced; those of a new file where there is none."""
+    if path.exists():
+        return stat.S_IMODE(path.stat().st_mode)
+    os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o666))  # to see what the umask leaves
+    return stat.S_IMODE(temporary.stat().st_mode)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what saves that were killed left behind: files under a temporary name, unchanged for an hour."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.*.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > 3600:
+                left.unlink()
 
 
 def flush_to_disk(path: Path) -> None:
@@ -58,8 +111,9 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+@explained
 def load(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """The named arrays of a safetensors file, on the CPU.
+    """The named arrays of a safetensors file, on the CPU. Without the package ml_dtypes bfloat16 becomes float32.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -68,9 +122,33 @@ def load(path: str | os.PathLike[str]) -> dict[str, Array]:
     [0 1 2]
     """
     with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
+        return {name: _array(file, path, name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
 
 
+def _array(file: Any, path: str | os.PathLike[str], name: str) -> Array:
+    kind = file.get_slice(name).get_dtype()
+    if kind == "BF16":
+        return _bfloat16_array(path, name)
+    try:
+        return file.get_tensor(name)
+    except (TypeError, AttributeError):  # as NumPy complains
+        raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}") from None
+
+
+def _bfloat16_array(path: str | os.PathLike[str], name: str) -> Array:
+    """An array that NumPy can't read by itself: its bits are the upper half of those of a float32."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        facts = json.loads(file.read(size))[name]
+    start, stop = facts["data_offsets"]
+    bits = np.fromfile(path, "<u2", (stop - start) // 2, offset=8 + size + start).reshape(facts["shape"])
+    try:
+        return bits.view(bfloat16())
+    except DTypeError:  # ml_dtypes is not there
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@explained
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The text that ``save`` stored beside the arrays."""
     with _opened(path) as file:
@@ -78,9 +156,11 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def _opened(path: str | os.PathLike[str]) -> Any:
-    if not Path(path).is_file():
-        raise FileFormatError("a safetensors file", f"no file {str(path)!r}")
+    if not Path(_checked_path(path)).is_file():
+        hint = "it is a folder" if Path(path).is_dir() else f"the working directory is {os.getcwd()!r}"
+        raise FileFormatError("a safetensors file", f"no file {str(path)!r}", hint)
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:
-        raise FileFormatError("a safetensors file", f"{str(path)!r}: {error}") from None
+        hint = "save() writes such files"
+        raise FileFormatError("a safetensors file", f"{str(path)!r}: {error}", hint) from None

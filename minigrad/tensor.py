@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from minigrad import core, ops
+from minigrad.arguments import from_lists, operand
 from minigrad.backend import (
     Array,
     Axes,
@@ -15,30 +18,18 @@ from minigrad.backend import (
     array_module,
     as_dtype,
     check_device,
-    complaint,
     device_of,
     is_array,
-    is_bfloat16,
     is_floating,
     raw,
     to_device,
     to_numpy,
 )
 from minigrad.backward import backward
-from minigrad.errors import AttributeHintError, CallError, DTypeError, GraphError, ShapeError
+from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, ShapeError
+from minigrad.explain import FOREIGN, describe, explained, translate
+from minigrad.habits import unknown_name
 from minigrad.kernels.softmax import log_softmax, softmax
-
-# What people type out of habit from torch, and the name here.
-HABITS = {
-    "view": "reshape", "permute": "transpose", "unsqueeze": "expand_dims(axis)", "numel": "size", "dim": "ndim",
-    "cat": "minigrad.concatenate", "type": "astype", "float": "astype('float32')", "double": "astype('float64')",
-    "half": "astype('float16')", "long": "astype('int64')", "int": "astype('int32')", "bool": "astype('bool')",
-    "cpu": "to('cpu')", "cuda": "to('cuda')", "contiguous": "nothing: operations take any layout", "clamp": "clip",
-    "expand": "broadcast_to", "gather": "take_along_axis", "index_select": "take", "t": "T", "mm": "matmul",
-    "bmm": "matmul", "chunk": "array_split", "clone": "copy", "pow": "power", "mul": "multiply", "sub": "subtract",
-    "div": "divide", "neg": "negative", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "fill_diagonal": "where",
-    "new_zeros": "minigrad.zeros", "grad_fn": "minigrad.draw", "data_ptr": "numpy()",
-}  # fmt: skip
 
 
 class Handle:
@@ -51,6 +42,13 @@ class Handle:
         """Take the hook away; a second call does nothing."""
         if self._hook in self._hooks:
             self._hooks.remove(self._hook)
+
+
+class Count(int):
+    """A number of elements; called, as torch's ``x.size()`` is, it says what to write."""
+
+    def __call__(self, *_: Any) -> int:
+        raise CallError("x.size, the number of elements", "x.size()", "x.shape is the tuple, x.shape[0] a length")
 
 
 class Tensor:
@@ -69,7 +67,7 @@ class Tensor:
     [2. 4.]
     """
 
-    __slots__ = ("__weakref__", "_data", "_hooks", "_node", "_requires_grad", "_version", "grad", "name")
+    __slots__ = ("__weakref__", "_data", "_grad", "_hooks", "_node", "_requires_grad", "_version", "name")
 
     __hash__ = object.__hash__
     __array_priority__ = 1000.0
@@ -79,7 +77,7 @@ class Tensor:
     _requires_grad: bool
     _version: list[int]
     _hooks: list[Callable[[Array], Array | None]] | None
-    grad: Array | None
+    _grad: Array | None
     name: str | None
 
     def __init__(self, data: Any, requires_grad: bool = False, dtype: DType = None, device: str | None = None) -> None:
@@ -88,7 +86,7 @@ class Tensor:
 
     def _fill(self, array: Array) -> None:
         self._data = array
-        self.grad = self._node = self._hooks = self.name = None
+        self._grad = self._node = self._hooks = self.name = None
         self._requires_grad = False
         self._version = [0]
 
@@ -97,7 +95,7 @@ class Tensor:
         """A Tensor around an array, or around the number that an operation gave in place of a 0-d array."""
         tensor = Tensor.__new__(Tensor)
         tensor._data = np.asarray(array) if isinstance(array, np.generic | int | float) else array
-        tensor.grad = tensor._node = tensor._hooks = tensor.name = None
+        tensor._grad = tensor._node = tensor._hooks = tensor.name = None
         tensor._requires_grad = False
         tensor._version = [0]
         return tensor
@@ -111,12 +109,32 @@ class Tensor:
 
     @data.setter
     def data(self, value: Any) -> None:
-        value = raw(value)
-        array = array_module(self._data).asarray(value, dtype=self._data.dtype)
+        array = array_module(self._data).asarray(operand(raw(value), ".data"), dtype=self._data.dtype)
         if array.shape != self._data.shape:
             raise ShapeError(f"data of shape {self.shape}", f"shape {array.shape}", "make a new Tensor instead")
         self._data = array
         self._version[0] += 1
+
+    @property
+    def grad(self) -> Array | None:
+        """The gradient that backward passes have added up here, a plain array, or None."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if isinstance(value, np.generic):  # NumPy's number in place of an array of shape ()
+            value = np.asarray(value)
+        if value is not None:
+            if not is_array(value) or not is_floating(value.dtype):
+                got = value._brief() if isinstance(value, Tensor) else describe(value)
+                hint = "assign g.data" if isinstance(value, Tensor) else "or None, for no gradient"
+                raise DTypeError("a plain array of floating-point numbers as .grad", got, hint)
+            if value.shape != self.shape:
+                hint = "a gradient has the shape of what it is the gradient of"
+                raise ShapeError(f"a gradient of shape {self.shape}", f"shape {value.shape}", hint)
+            if device_of(value) != self.device:
+                raise DeviceError(f"a gradient on {self.device}", device_of(value), "x.device says where x is")
+        self._grad = value
 
     @property
     def requires_grad(self) -> bool:
@@ -126,7 +144,7 @@ class Tensor:
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
         if self._node is not None and not value:
-            raise GraphError("a leaf", f"the result of {self._node.primitive.name!r}", "use .detach()")
+            raise GraphError("a leaf", f"the result of {self._node.primitive.label!r}", "use .detach()")
         if value and not is_floating(self._data.dtype):
             hint = "write 1.0 for 1, or pass dtype='float32'"
             raise DTypeError("a floating-point tensor, the only kind that has a gradient", str(self.dtype), hint)
@@ -150,7 +168,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """The number of elements."""
-        return self._data.size
+        return Count(self._data.size)
 
     @property
     def device(self) -> str:
@@ -164,7 +182,8 @@ class Tensor:
 
     def _brief(self) -> str:
         name = f" {self.name!r}" if self.name else ""
-        return f"a {self.dtype} tensor{name} of shape {self.shape}"
+        article = "an" if self.dtype.kind == "i" else "a"
+        return f"{article} {self.dtype} tensor{name} of shape {self.shape}"
 
     def __repr__(self) -> str:
         numbers = np.array2string(to_numpy(self._data), separator=", ", prefix="Tensor(", threshold=1000)
@@ -172,7 +191,7 @@ class Tensor:
         facts += [] if self.device == "cpu" else [f"device={self.device!r}"]
         facts += [f"name={self.name!r}"] if self.name else []
         if self._node is not None:
-            facts.append(f"made by {self._node.primitive.name}")
+            facts.append(f"made by {self._node.primitive.label}")
         elif self._requires_grad:
             facts.append("requires_grad=True")
         return f"{type(self).__name__}({', '.join([numbers, *facts])})"
@@ -202,6 +221,8 @@ class Tensor:
 
         The gradient is an array, or a Tensor under ``create_graph``. Hooks of a result die with its graph.
         """
+        if not callable(hook):
+            raise CallError("a function of the gradient as hook", describe(hook), "x.register_hook(lambda g: 2 * g)")
         if not self._requires_grad:
             raise GraphError("a tensor that a gradient reaches", self._brief(), "set requires_grad=True")
         holder: Any = self if self._node is None else self._node
@@ -237,6 +258,8 @@ class Tensor:
         return np.array(array, dtype=dtype, copy=copy) if copy is not None else np.asarray(array, dtype=dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
+        if min(self._data.strides, default=0) < 0:  # torch would end the process
+            raise ArgumentError("an array that no axis of runs backwards", f"strides {self._data.strides}", "t.copy()")
         return self._data.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -246,7 +269,8 @@ class Tensor:
         operation = NUMPY_UFUNCS.get(ufunc.__name__)
         if operation is None or method != "__call__" or options.get("out") is not None:
             hint = "nothing works in place; np.asarray(t) or t.numpy() gives a plain array"
-            raise CallError("a NumPy function that minigrad differentiates", f"np.{ufunc.__name__}, {method}", hint)
+            called = ufunc.__name__ + ("" if method == "__call__" else f".{method}") + " with out=" * ("out" in options)
+            raise CallError("a NumPy function that minigrad differentiates", f"np.{called}", hint)
         return operation(*inputs, **options)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -260,37 +284,42 @@ class Tensor:
         return operation(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name in HABITS:
-            raise AttributeHintError("a name of NumPy", f".{name}", f"use {HABITS[name]}")
-        if name.endswith("_") and not name.startswith("_"):
-            raise AttributeHintError("an operation that returns a new tensor", f".{name}", "nothing works in place")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise unknown_name(self, type(self).__name__, name)
+
+    def __copy__(self) -> Tensor:
+        made = type(self).__new__(type(self))
+        made._fill(self._data)
+        made._version, made._node, made._requires_grad = self._version, self._node, self._requires_grad
+        made.name = self.name
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if self._node is not None:
-            raise GraphError("a leaf to copy", f"the result of {self._node.primitive.name!r}", "copy .detach()")
+            raise GraphError("a leaf to copy", f"the result of {self._node.primitive.label!r}", "copy .detach()")
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made._fill(self._data.copy())
         made._requires_grad, made.name = self._requires_grad, self.name
-        made.grad = None if self.grad is None else self.grad.copy()
+        made._grad = None if self._grad is None else self._grad.copy()
         return made
 
     def __reduce__(self) -> Any:
         if self._node is not None:
-            raise GraphError("a leaf to pickle", f"the result of {self._node.primitive.name!r}", "pickle .detach()")
+            raise GraphError("a leaf to pickle", f"the result of {self._node.primitive.label!r}", "pickle .detach()")
         return _rebuild, (type(self), self.numpy(), self._requires_grad, self.name)
 
     # ---- Python's own ----
 
     def __len__(self) -> int:
         if self.ndim == 0:
-            raise CallError("a tensor with at least one axis", "len() of a scalar tensor")
+            raise CallError("a tensor with at least one axis", "len() of a scalar tensor", "x.size counts elements")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         if self.ndim == 0:
-            raise CallError("a tensor with at least one axis", "iteration over a scalar tensor")
+            raise CallError(
+                "a tensor with at least one axis", "iteration over a scalar tensor", "x.item() is its number"
+            )
         return (self[i] for i in range(self.shape[0]))
 
     def __bool__(self) -> bool:
@@ -307,11 +336,16 @@ class Tensor:
 
     def __index__(self) -> int:
         if self._data.dtype.kind not in "iu":
-            raise DTypeError("an integer tensor as an index", str(self.dtype))
+            raise DTypeError("an integer tensor as an index", str(self.dtype), "int(x) cuts the fraction off")
         return int(self.item())
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and self.size == 1 else format(repr(self), spec)
+        value = self.item() if spec and self.size == 1 else repr(self)
+        try:
+            return format(value, spec)
+        except ValueError as error:
+            hint = "np.array2string(x.numpy(), precision=3) formats many numbers"
+            raise ArgumentError("a format that fits", f"{spec!r} for {self._brief()}: {error}", hint) from None
 
     def __getitem__(self, index: Any) -> Tensor:
         return ops.getitem(self, index)
@@ -320,8 +354,19 @@ class Tensor:
         if self._requires_grad:
             hint = "use minigrad.where, put_along_axis or scatter_add, which return new tensors"
             raise GraphError("a tensor without a history to assign into", self._brief(), hint)
-        self._data[ops.plain_index(index)] = raw(value)
+        place, new = ops.plain_index(index), raw(operand(value, "the values of x[index]"))
+        try:
+            self._data[place] = new
+        except FOREIGN as error:
+            call = f"{describe(self)}[{describe(index)}] = {describe(value)}"
+            raise translate(call, "x[index] = values", (self,), error) from None
         self._version[0] += 1
+
+    def __floordiv__(self, other: Any) -> Any:
+        hint = "minigrad.floor(x / y), whose derivative is 0; x % y is the remainder"
+        raise CallError("an operation that minigrad has", "//, or divmod", hint)
+
+    __rfloordiv__ = __divmod__ = __rdivmod__ = __floordiv__
 
     # fmt: off
     # ---- operators ----
@@ -346,16 +391,16 @@ class Tensor:
 
     # Comparisons and logic give plain boolean tensors, without a derivative.
 
-    def __eq__(self, other: Any) -> Tensor: return Tensor._wrap(self._data == raw(other))  # type: ignore[override]
-    def __ne__(self, other: Any) -> Tensor: return Tensor._wrap(self._data != raw(other))  # type: ignore[override]
-    def __lt__(self, other: Any) -> Tensor: return Tensor._wrap(self._data < raw(other))
-    def __le__(self, other: Any) -> Tensor: return Tensor._wrap(self._data <= raw(other))
-    def __gt__(self, other: Any) -> Tensor: return Tensor._wrap(self._data > raw(other))
-    def __ge__(self, other: Any) -> Tensor: return Tensor._wrap(self._data >= raw(other))
-    def __and__(self, other: Any) -> Tensor: return Tensor._wrap(self._data & raw(other))
-    def __or__(self, other: Any) -> Tensor: return Tensor._wrap(self._data | raw(other))
-    def __xor__(self, other: Any) -> Tensor: return Tensor._wrap(self._data ^ raw(other))
-    def __invert__(self) -> Tensor: return Tensor._wrap(~self._data)
+    def __eq__(self, other: Any) -> Tensor: return _same('equal', self, other)  # type: ignore[override]
+    def __ne__(self, other: Any) -> Tensor: return _same('not_equal', self, other)  # type: ignore[override]
+    def __lt__(self, other: Any) -> Tensor: return _test('less', self, other)
+    def __le__(self, other: Any) -> Tensor: return _test('less_equal', self, other)
+    def __gt__(self, other: Any) -> Tensor: return _test('greater', self, other)
+    def __ge__(self, other: Any) -> Tensor: return _test('greater_equal', self, other)
+    def __and__(self, other: Any) -> Tensor: return _test('bitwise_and', self, other)
+    def __or__(self, other: Any) -> Tensor: return _test('bitwise_or', self, other)
+    def __xor__(self, other: Any) -> Tensor: return _test('bitwise_xor', self, other)
+    def __invert__(self) -> Tensor: return _test('invert', self)
 
     # ---- operations, as methods: their docstrings are in minigrad.ops ----
 
@@ -506,6 +551,9 @@ class Tensor:
 
 
 core.connect(Tensor)
+for _name, _method in list(vars(Tensor).items()):  # a wrong call of a method is told as one of a function is
+    if inspect.isfunction(_method) and (_name == "__init__" or not _name.startswith("_")):
+        setattr(Tensor, _name, explained(_method))
 
 
 # ---- helpers --------------------------------------------------------------------------------------------------------
@@ -513,20 +561,12 @@ core.connect(Tensor)
 
 def as_array(data: Any, dtype: DType, device: str | None, copy: bool) -> Array:
     """``data`` as an array of a supported dtype on ``device``; a copy of it, or itself where nothing must change."""
-    data = data._data if isinstance(data, Tensor) else data
+    data = raw(data) if isinstance(data, Tensor) else data
     wanted = None if dtype is None else as_dtype(dtype)
-    if not is_array(data):
-        if core.holds_tensors(data):
-            hint = "use minigrad.stack for a list of tensors"
-            raise DTypeError("numbers, or nested lists of them", "a list with recorded tensors in it", hint)
-        try:
-            data = np.array(data, dtype=wanted)
-        except (ValueError, TypeError) as error:
-            hint = "use minigrad.stack for a list of tensors"
-            raise DTypeError("numbers, or nested lists of them of equal lengths", str(error), hint) from None
-        copy = False
-    if data.dtype.kind not in "biuf" and not is_bfloat16(data.dtype):
-        raise DTypeError("booleans, integers or real numbers", f"dtype {data.dtype}", complaint(data.dtype.kind))
+    if isinstance(data, list | tuple | range):
+        data, copy = from_lists(data, wanted), False
+    elif not is_array(operand(data, "the data")):
+        data, copy = np.array(data, dtype=wanted), False
     if device is not None:
         moved = to_device(data, check_device(device))
         copy, data = copy and moved is data, moved
@@ -556,11 +596,29 @@ def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, name: str | 
     return tensor
 
 
-def _compare(name: str) -> Callable[[Any, Any], Tensor]:
-    ufunc = getattr(np, name)
-    return lambda x, y: Tensor._wrap(ufunc(raw(x), raw(y)))
+def _test(name: str, *values: Any) -> Tensor:
+    """A comparison or a bitwise operation, NumPy's of this name: a plain tensor, without a derivative."""
+    sign = SIGNS[name]
+    arrays = [raw(v) if isinstance(v, Tensor) else operand(v, f"each side of {sign}") for v in values]
+    try:
+        return Tensor._wrap(getattr(array_module(*arrays), name)(*arrays))
+    except FOREIGN as error:
+        call = f" {sign} ".join(map(describe, arrays)) if len(arrays) > 1 else f"{sign}{describe(arrays[0])}"
+        raise translate(call, sign, arrays, error) from None
 
 
+def _same(name: str, x: Any, y: Any) -> Any:
+    """``==`` or ``!=``; what is no array or number at all is another object, as Python sees it."""
+    comparable = isinstance(y, Tensor | list | tuple | int | float | np.generic) or is_array(y)
+    return _test(name, x, y) if comparable else NotImplemented
+
+
+# Comparisons and bitwise operations: NumPy's name, and the sign.
+SIGNS = {
+    "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=",
+    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "invert": "~",
+    "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
+}  # fmt: skip
 # NumPy functions that look at numbers and make none that a gradient could flow through.
 # fmt: off
 INSPECTING = {
@@ -568,12 +626,9 @@ INSPECTING = {
     "array2string", "iscomplexobj", "isrealobj", "result_type", "can_cast", "may_share_memory", "shares_memory",
     "searchsorted", "nonzero",
 }
-_COMPARISONS = (
-    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
-)
 # fmt: on
 _OWN = {name: operation for name, operation in core.REGISTRY.items() if hasattr(np, name)}
-NUMPY_UFUNCS: dict[str, Any] = _OWN | {name: _compare(name) for name in _COMPARISONS}
+NUMPY_UFUNCS: dict[str, Any] = _OWN | {name: functools.partial(_test, name) for name in SIGNS}
 NUMPY_FUNCTIONS: dict[str, Any] = _OWN | {
     "norm": ops.norm, "zeros_like": lambda t: Tensor._wrap(ops.zeros_like(t)), "copy": lambda t: t.copy(),
     "ones_like": lambda t: Tensor._wrap(ops.zeros_like(t) + 1), "split": ops.split,

@@ -16,6 +16,7 @@ from minigrad.backend import Array, DType, device_of, is_array, is_floating, to_
 from minigrad.backward import grad
 from minigrad.core import Operation, Primitive, Sample, sample
 from minigrad.errors import ArgumentError, CallError, DTypeError, GradientError
+from minigrad.explain import describe, explained
 from minigrad.tensor import Tensor
 
 Host: TypeAlias = "np.ndarray[Any, Any]"
@@ -29,6 +30,7 @@ GAP = 1e-5  # ten default steps: how far sample inputs keep from kinks and ties
 # ---- comparison with central differences ----------------------------------------------------------------------------
 
 
+@explained
 def gradcheck(fn: Callable[..., Any], inputs: Any, eps: float = 1e-6, atol: float = 1e-6, rtol: float = 5e-4) -> bool:
     """True if the derivatives of ``fn`` at ``inputs`` are what the central differences ``q = Δf / 2h`` find.
 
@@ -49,6 +51,7 @@ def gradcheck(fn: Callable[..., Any], inputs: Any, eps: float = 1e-6, atol: floa
     return True
 
 
+@explained
 def gradgradcheck(
     fn: Callable[..., Any], inputs: Any, eps: float = 1e-6, atol: float = 1e-6, rtol: float = 5e-4
 ) -> bool:
@@ -94,7 +97,7 @@ class _Function:
         wanted = [k for k, v in enumerate(given) if isinstance(v, Tensor) and v.requires_grad]
         self.places = wanted or [k for k, v in enumerate(given) if _is_floating_array(v)]
         if not self.places:
-            raise DTypeError("at least one floating-point input", ", ".join(type(v).__name__ for v in given) or "none")
+            raise DTypeError("at least one floating-point input", describe(given), "write 1.0 for 1")
         self.fn = fn
         self.given = [v.astype(np.float64) if _is_floating_array(v) else v for v in given]
         arrays = [_raw(given[k]) for k in self.places]
@@ -114,7 +117,8 @@ class _Function:
             arguments[place] = tensor
         results = [out for out in _flattened(self.fn(*arguments)) if is_floating(out.dtype)]
         if not results:
-            raise DTypeError("a function with a floating-point result", "none among its results")
+            hint = "integers and booleans have no derivative"
+            raise DTypeError("a function with a floating-point result", "none among its results", hint)
         for out in results:
             if out.dtype != np.float64:
                 hint = "take the change of dtype out of the function: its steps hide the differences"
@@ -217,7 +221,8 @@ def _sequence(inputs: Any) -> list[Any]:
     if isinstance(inputs, Tensor) or is_array(inputs):
         return [inputs]
     if not isinstance(inputs, Sequence) or isinstance(inputs, str):
-        raise CallError("inputs, a Tensor, an array or a sequence of arguments", type(inputs).__name__)
+        hint = "gradcheck(fn, [x, y])"
+        raise CallError("inputs, a Tensor, an array or a sequence of arguments", describe(inputs), hint)
     return list(inputs)
 
 
@@ -227,7 +232,7 @@ def _flattened(value: Any) -> list[Tensor]:
         return [value]
     if isinstance(value, list | tuple):
         return [tensor for part in value for tensor in _flattened(part)]
-    raise DTypeError("a function that returns Tensors", type(value).__name__, "compute with minigrad's operations")
+    raise DTypeError("a function that returns Tensors", describe(value), "compute with minigrad's operations")
 
 
 def _is_floating_array(value: Any) -> bool:
@@ -326,4 +331,5 @@ def _apart(count: int, operation: Operation[Any], rng: np.random.Generator, dtyp
         if not near.any():
             return values
         values[near] = rng.uniform(*operation.domain, np.count_nonzero(near)).astype(dtype)
-    raise ArgumentError(f"a domain with room for {count} numbers of {dtype}", str(operation.domain))
+    hint = "widen the domain, or name fewer kinks"
+    raise ArgumentError(f"a domain with room for {count} numbers of {dtype}", str(operation.domain), hint)

@@ -9,6 +9,7 @@
 ['0.weight', '0.bias', '2.weight', '2.bias']
 """
 
+from minigrad.habits import module_names
 from nn import functional
 from nn.activation import GELU, GLU, Dropout, ReLU, SiLU
 from nn.attention import MultiHeadAttention
@@ -20,6 +21,7 @@ from nn.evaluation import perplexity, total_loss
 from nn.feedforward import FeedForward, SwiGLU
 from nn.generation import generate
 from nn.linear import Embedding, Linear
+from nn.llama import load_llama, save_llama
 from nn.masks import causal_mask, pad_sequences, padding_mask
 from nn.module import Module
 from nn.normalization import LayerNorm, RMSNorm
@@ -59,9 +61,12 @@ __all__ = [
     "causal_mask",
     "functional",
     "generate",
+    "load_llama",
     "next_token_probabilities",
     "pad_sequences",
     "padding_mask",
     "perplexity",
+    "save_llama",
     "total_loss",
 ]
+__getattr__, __dir__ = module_names(globals())

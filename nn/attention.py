@@ -98,6 +98,7 @@ class MultiHeadAttention(Module):
         - cache: keys and values of earlier positions, to which those of x are added; x then sees all of them. With a
           context: its keys and values, computed at the first call alone
         """
+        check_sequences(x, context)
         start = 0 if cache is None else cache.length
         q, k, v = self._projected(x, context, _places(positions, start, x.shape[-2]), cache)
         if is_causal and start:
@@ -135,6 +136,13 @@ class MultiHeadAttention(Module):
     def extra_repr(self) -> str:
         shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
         return f"num_heads={self.num_heads}{shared}, head_dim={self.head_dim}, dropout={self.dropout}"
+
+
+def check_sequences(*sequences: Any) -> None:
+    """Refuse what has no axis of positions."""
+    for x in sequences:
+        if x is not None and np.ndim(x) < 2:
+            raise ShapeError("sequences (..., T, d_model)", f"shape {np.shape(x)}", "x[None] adds an axis of positions")
 
 
 def head_sizes(d_model: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int]:

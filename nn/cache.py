@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array, array_module
-from minigrad.errors import GraphError, ShapeError
+from minigrad.backend import Array, array_module, to_device
+from minigrad.errors import DTypeError, GraphError, ShapeError
+from minigrad.explain import describe
 from nn.checks import check_sizes
 
 Pair: TypeAlias = tuple[Array, Array]  # keys and values of a layer, (batch, num_kv_heads, positions, head_dim)
@@ -36,6 +37,9 @@ class KVCache:
     def __init__(
         self, model: Any, max_length: int | None = None, *, memory: Any = None, memory_mask: Any = None
     ) -> None:
+        if max_length is None and not hasattr(model, "context_length"):
+            hint = "nn.TransformerLM is one; or give max_length"
+            raise DTypeError("a language model with a context_length", describe(model), hint)
         self.max_length: int = model.context_length if max_length is None else max_length
         check_sizes(max_length=self.max_length)
         self.memory, self.memory_mask = memory, memory_mask
@@ -88,7 +92,7 @@ class KVCache:
         """Count ``count`` positions as held, once every layer has added them."""
         self.length += count
 
-    def places(self, count: int) -> tuple[Any, Any]:
+    def places(self, count: int, device: str = "cpu") -> tuple[Any, Any]:
         """Positions (batch, count) of the next ``count`` tokens in their sequences, and a mask of the keys they see.
 
         The mask (batch, 1, 1, keys) is True where a key is a token. Both are None where no sequence is padded.
@@ -98,7 +102,7 @@ class KVCache:
         stop = self.length + count
         padding = self.padding[:, None]
         positions = np.maximum(np.arange(self.length, stop) - padding, 0)
-        return positions, (np.arange(stop) >= padding)[:, None, None, :]
+        return positions, to_device((np.arange(stop) >= padding)[:, None, None, :], device)
 
     def select(self, rows: Any) -> None:
         """Go on with the sequences ``rows`` (indices into the batch): in another order, several times, or not at all.

@@ -15,7 +15,7 @@ def check_sizes(**sizes: Any) -> None:
     """Refuse sizes, given by name, that are not whole numbers from 1."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-            raise ArgumentError(f"{name}, a whole number from 1", repr(value))
+            raise ArgumentError(f"{name}, a whole number from 1", repr(value), "sizes count elements")
 
 
 def check_probability(p: Any) -> float:
@@ -25,8 +25,19 @@ def check_probability(p: Any) -> float:
     0.1
     """
     if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
-        raise ArgumentError("a probability from 0 to 1", repr(p))
+        raise ArgumentError("a probability from 0 to 1", repr(p), "0 is off")
     return float(p)
+
+
+def check_eps(eps: Any) -> float:
+    """``eps`` as a float, refused below 0.
+
+    >>> check_eps(1e-5)
+    1e-05
+    """
+    if isinstance(eps, bool) or not isinstance(eps, int | float | np.number) or not 0 <= eps < np.inf:
+        raise ArgumentError("eps, a finite number from 0", repr(eps), "1e-5 is usual")
+    return float(eps)
 
 
 def as_operand(x: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from minigrad import random
+from minigrad import asarray, random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError, ShapeError
 from nn import functional as F
@@ -233,7 +233,7 @@ class Transformer(Module):
         """
         source = self._ids(source, "source")
         x = self._embedded(source, self.src_embeddings)
-        mask = self._mask(source, source_mask)
+        mask = self._mask(source_mask, self._padding(source))
         for layer in self.encoder:
             x = layer(x, attn_mask=mask)
         return x if self.encoder_norm is None else self.encoder_norm(x)
@@ -254,14 +254,13 @@ class Transformer(Module):
         target = self._ids(target, "target")
         count = target.shape[-1]
         start = 0 if cache is None else cache.length
-        places, padding = (None, None) if cache is None else cache.places(count)
+        places, padding = (None, None) if cache is None else cache.places(count, self.lm_head.weight.device)
+        places = range(start, start + count) if places is None else places
+        masks = {"attn_mask": self._mask(target_mask, padding), "memory_mask": self._mask(memory_mask)}
         with unrecorded(cache):
-            x = self._embedded(target, self.tgt_embeddings, range(start, start + count) if places is None else places)
+            x = self._embedded(target, self.tgt_embeddings, places)
             for layer in self.decoder:
-                x = layer(
-                    x, memory, attn_mask=padding if target_mask is None else target_mask, memory_mask=memory_mask,
-                    cache=cache,
-                )  # fmt: skip
+                x = layer(x, memory, **masks, cache=cache)
             if cache is not None:
                 cache.advance(count)
             return x if self.decoder_norm is None else self.decoder_norm(x)
@@ -275,16 +274,19 @@ class Transformer(Module):
     def _embedded(self, ids: Any, table: Embedding, positions: Any = None) -> Any:
         return self.positions(table(ids) * self.embedding_scale, positions)
 
-    def _mask(self, ids: Any, mask: Any) -> Any:
-        """A mask that was given, or that of the padding."""
-        return mask if mask is not None or self.pad_id is None else padding_mask(ids, self.pad_id)
+    def _mask(self, mask: Any, otherwise: Any = None) -> Any:
+        """A mask that was given, on the device of the model, or another."""
+        return otherwise if mask is None else asarray(mask, device=self.lm_head.weight.device)
+
+    def _padding(self, ids: Any) -> Any:
+        return None if self.pad_id is None else padding_mask(ids, self.pad_id)
 
     # ---- both together ----
 
     def hidden(self, source: Any, target: Any, source_mask: Any = None, target_mask: Any = None) -> Any:
         """What the head reads: (batch, T, d_model). source_mask, of its keys alone, also hides them from the target."""
         source = self._ids(source, "source")
-        mask = self._mask(source, source_mask)
+        mask = self._mask(source_mask, self._padding(source))
         if mask is not None and (mask.ndim < 2 or mask.shape[-2] != 1):
             hint = "nn.padding_mask(source, pad_id) makes one; encode and decode take others"
             raise ShapeError("a source_mask (batch, 1, 1, S), of keys alone", f"shape {mask.shape}", hint)
@@ -325,8 +327,8 @@ class Transformer(Module):
         cache = KVCache(self, max_length)
         source = self._ids(source, "source")
         with unrecorded(cache):
-            mask = self._mask(source, None)
-            cache.memory, cache.memory_mask = self.encode(source, mask).data, mask
+            cache.memory_mask = self._padding(source)
+            cache.memory = self.encode(source, cache.memory_mask).data
         return cache
 
     def next_logits(self, target: Any, cache: KVCache) -> Any:

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from minigrad import random, sigmoid, split, where
-from minigrad.backend import device_of, to_device
-from minigrad.errors import ShapeError
+from minigrad.arguments import normal_axis
+from minigrad.backend import device_of, is_floating, raw, to_device
+from minigrad.errors import DTypeError, ShapeError
+from minigrad.explain import describe, explained
+from minigrad.habits import module_names
 from minigrad.kernels.attention import attention
 from minigrad.kernels.cross_entropy import cross_entropy
 from minigrad.kernels.embedding import embedding
@@ -23,6 +26,7 @@ from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rope import apply_rope
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.kernels.swiglu import silu, swiglu
+from minigrad.kernels.swiglu_ffn import swiglu_ffn
 from nn.checks import as_operand, check_probability
 from nn.losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
 
@@ -49,9 +53,12 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
+    "swiglu_ffn",
 ]
+__getattr__, __dir__ = module_names(globals())
 
 
+@explained
 def relu(x: Any) -> Any:
     """``max(x, 0)`` of each element, NaN where x is; the derivative at 0 is 0.
 
@@ -62,6 +69,7 @@ def relu(x: Any) -> Any:
     return where(x <= 0, 0, x)
 
 
+@explained
 def glu(x: Any, axis: int = -1) -> Any:
     """``a · sigmoid(b)``, a and b the halves of ``x`` along ``axis``.
 
@@ -69,12 +77,14 @@ def glu(x: Any, axis: int = -1) -> Any:
     [2.]
     """
     x = as_operand(x)
-    if not -x.ndim <= axis < x.ndim or x.shape[axis] % 2:
-        raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {x.shape}")
+    if x.shape[normal_axis(axis, x.ndim)] % 2:
+        hint = "one half is the gate of the other"
+        raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {x.shape}", hint)
     a, b = split(x, 2, axis)
     return a * sigmoid(b)
 
 
+@explained
 def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Any = None) -> Any:
     """Each element 0 with probability ``p``, else multiplied by 1/(1-p); ``x`` itself for p = 0 or outside of training.
 
@@ -86,13 +96,16 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Any = None
     if check_probability(p) == 0 or not training:
         return x
     x = as_operand(x)
-    array = getattr(x, "_data", x)
+    array = raw(x)
+    if not is_floating(array.dtype):
+        raise DTypeError("floating-point numbers to drop from", describe(x), "astype('float32') first")
     kept = random.generator(generator).random(array.shape, np.float32) >= p
     factors = kept.astype(array.dtype)
     factors *= 1 / (1 - p) if p < 1 else 0
     return x * to_device(factors, device_of(array))
 
 
+@explained
 def scaled_dot_product_attention(
     q: Any,
     k: Any,

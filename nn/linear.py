@@ -46,6 +46,15 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
+def is_bare(layer: Module) -> bool:
+    """Whether a layer is a Linear without bias, hooks or a subclass's own ways: then its weight is all there is to it.
+
+    >>> is_bare(Linear(3, 2, bias=False)), is_bare(Linear(3, 2))
+    (True, False)
+    """
+    return type(layer) is Linear and layer.bias is None and not (layer._hooks or layer._pre_hooks)
+
+
 class Embedding(Module):
     """Row ``weight[id]`` of a table for each integer id, from (...) to (..., embedding_dim).
 

@@ -13,7 +13,8 @@ import numpy as np
 from minigrad import Tensor, asarray, exp, log, softplus, take_along_axis, where
 from minigrad.backend import accumulator, array_module
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
-from nn.checks import as_operand
+from minigrad.explain import explained
+from nn.checks import as_operand, check_sizes
 
 
 def _reduced(losses: Any, reduction: str) -> Any:
@@ -31,13 +32,14 @@ def _checked(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()
     input, target = as_operand(input), as_operand(target)
     legal = ("mean", "sum", "none", *more)
     if reduction not in legal:
-        raise ArgumentError(f"a reduction of {legal}", repr(reduction))
+        raise ArgumentError(f"a reduction of {legal}", repr(reduction), "'none' gives every loss")
     if np.shape(input) != np.shape(target):
         hint = "nothing is broadcast in a loss: (N,) against (N, 1) would give N² terms"
         raise ShapeError(f"a target of the input's shape {np.shape(input)}", f"shape {np.shape(target)}", hint)
     return input, target
 
 
+@explained
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     """Mean squared error ``(input - target)²``, elementwise, then reduced by "mean", "sum" or "none".
 
@@ -49,6 +51,7 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     return _reduced(difference * difference, reduction)
 
 
+@explained
 def binary_cross_entropy_with_logits(
     input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
 ) -> Any:
@@ -65,6 +68,7 @@ def binary_cross_entropy_with_logits(
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
+@explained
 def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Any:
     """Kullback-Leibler divergence ``t (log t - x)`` of log-probabilities x from probabilities t, elementwise.
 
@@ -85,6 +89,7 @@ def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = 
     return _reduced(losses, reduction)
 
 
+@explained
 def nll_loss(log_probs: Any, targets: Any, ignore_index: int = -100, reduction: str = "mean") -> Any:
     """Negative log-likelihood ``-log_probs[..., target]`` of class ids, classes on the last axis.
 
@@ -97,7 +102,7 @@ def nll_loss(log_probs: Any, targets: Any, ignore_index: int = -100, reduction: 
     log_probs, targets = as_operand(log_probs), asarray(targets).data
     _checked(np.broadcast_to(0, log_probs.shape[:-1]), targets, reduction)
     counted = targets != ignore_index
-    ids = array_module(targets).where(counted, targets, 0)
+    ids = targets * counted if targets.dtype.kind in "iu" else targets
     _check_classes(ids, log_probs.shape[-1])
     losses = where(counted, -take_along_axis(log_probs, ids[..., None], -1)[..., 0], 0)
     return _mean_over(losses, max(int(counted.sum()), 1)) if reduction == "mean" else _reduced(losses, reduction)
@@ -105,13 +110,14 @@ def nll_loss(log_probs: Any, targets: Any, ignore_index: int = -100, reduction: 
 
 def _check_classes(ids: Any, classes: float) -> None:
     if ids.dtype.kind not in "iu":
-        raise DTypeError("class ids as integers", f"dtype {ids.dtype}")
+        raise DTypeError("class ids as integers", f"dtype {ids.dtype}", "astype('int64') makes integers")
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= classes):
         wrong = ids[(ids < 0) | (ids >= classes)].reshape(-1)[0]
         most = "" if classes == math.inf else f" to {int(classes) - 1}"
-        raise IndexRangeError(f"classes from 0{most}", f"class {int(wrong)}")
+        raise IndexRangeError(f"classes from 0{most}", f"class {int(wrong)}", "classes count from 0")
 
 
+@explained
 def one_hot(ids: Any, num_classes: int | None = None) -> Tensor:
     """Integers 0 and 1: a row for each id, with a 1 in its place; (...) to (..., num_classes).
 
@@ -122,6 +128,8 @@ def one_hot(ids: Any, num_classes: int | None = None) -> Tensor:
      [0 0 1]]
     """
     ids = asarray(ids).data
+    if num_classes is not None:
+        check_sizes(num_classes=num_classes)
     _check_classes(ids, math.inf if num_classes is None else num_classes)
     if num_classes is None:
         num_classes = int(ids.max()) + 1 if ids.size else 0

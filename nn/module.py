@@ -14,7 +14,8 @@ import numpy as np
 
 from minigrad import Tensor, asarray
 from minigrad.backend import Array, array_module, as_dtype, check_device, is_array, is_floating, to_device
-from minigrad.errors import ArgumentError, AttributeHintError, DTypeError, StateError
+from minigrad.errors import ArgumentError, AttributeHintError, CallError, DTypeError, StateError
+from minigrad.explain import describe, explained, wrong_call
 from minigrad.tensor import Handle
 from nn.parameter import Parameter
 
@@ -57,6 +58,11 @@ class Module:
 
     training: bool
     _buffers: dict[str, bool]  # name -> whether it belongs into the state dict
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):  # so that a call with wrong arguments says what the layer takes
+            cls.__init__ = explained(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         vars(self).update(training=True, _buffers={}, _path="", _hooks=[], _pre_hooks=[])
@@ -178,6 +184,9 @@ class Module:
         of another shape are listed in one StateError, and nothing is changed; ``strict=False`` permits the first two
         and returns them.
         """
+        if not isinstance(state_dict, Mapping):
+            hint = "mg.load reads one from a file"
+            raise CallError("a state dict, names and their arrays", describe(state_dict), hint)
         own = dict(self._named_tensors(True, bool))
         found = {id(own[name]) for name in state_dict if name in own}
         missing = [name for name, tensor in own.items() if id(tensor) not in found]
@@ -188,7 +197,8 @@ class Module:
         faults |= {"wrong shape": wrong, "different values of one tied parameter": [] if wrong else _conflicts(pairs)}
         if any(faults.values()):
             got = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
-            raise StateError(f"the {len(own)} names and shapes of this {type(self).__name__}", got)
+            hint = "strict=False permits names that are missing or unexpected"
+            raise StateError(f"the {len(own)} names and shapes of this {type(self).__name__}", got, hint)
         new = [(tensor, Tensor(value, dtype=tensor.dtype, device=tensor.device)) for _, tensor, value in pairs]
         for tensor, value in new:
             tensor.data = value
@@ -253,11 +263,19 @@ class Module:
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
-        output = self.forward(*args, **kwargs)
+        output = self._forward(args, kwargs)
         for hook in tuple(self._hooks):
             changed = hook(self, args, output)
             output = output if changed is None else changed
         return output
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self.forward(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            raise wrong_call(self.forward, args, kwargs) from None
 
     def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> Handle:
         """Call ``hook(module, inputs)`` before ``forward``; what it returns, if not None, are the inputs."""
@@ -319,5 +337,7 @@ def _converted(array: Array, device: str | None, dtype: Any) -> Array:
 
 
 def _registered(hooks: list[Any], hook: Any) -> Handle:
+    if not callable(hook):
+        raise CallError("a function as hook", describe(hook), "module.register_forward_hook(lambda module, x, y: …)")
     hooks.append(hook)
     return Handle(hooks, hook)

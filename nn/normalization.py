@@ -6,7 +6,7 @@ from typing import Any
 
 from minigrad.backend import DType
 from nn import functional as F
-from nn.checks import check_sizes
+from nn.checks import check_eps, check_sizes
 from nn.module import Module
 from nn.parameter import constant
 
@@ -33,7 +33,7 @@ class RMSNorm(Module):
         self, normalized_shape: Any, eps: float = 1e-5, *, dtype: DType = None, device: str | None = None
     ) -> None:
         super().__init__()
-        self.normalized_shape, self.eps = _shape(normalized_shape), eps
+        self.normalized_shape, self.eps = _shape(normalized_shape), check_eps(eps)
         self.weight = constant(self.normalized_shape, 1.0, dtype, device)
 
     def forward(self, x: Any) -> Any:
@@ -66,7 +66,7 @@ class LayerNorm(Module):
         device: str | None = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape, self.eps = _shape(normalized_shape), eps
+        self.normalized_shape, self.eps = _shape(normalized_shape), check_eps(eps)
         self.weight = constant(self.normalized_shape, 1.0, dtype, device) if elementwise_affine else None
         self.bias = constant(self.normalized_shape, 0.0, dtype, device) if elementwise_affine and bias else None
 

@@ -17,7 +17,7 @@ from nn.cache import KVCache
 from nn.checks import as_ids, check_sizes
 from nn.containers import ModuleList
 from nn.feedforward import SwiGLU
-from nn.linear import Embedding, Linear
+from nn.linear import Embedding, Linear, is_bare
 from nn.module import Module
 from nn.normalization import RMSNorm
 from nn.positional import RotaryEmbedding
@@ -143,7 +143,8 @@ class TransformerLM(Module):
 
         With a cache, tokens go on from those that it holds, and no graph is recorded.
         """
-        tokens = as_ids(tokens, self.token_embeddings.weight.device)
+        device = self.token_embeddings.weight.device
+        tokens = as_ids(tokens, device)
         if tokens.ndim == 0:
             raise ShapeError("tokens (batch, sequence)", "a single number", "a sequence of one token is [[token]]")
         before = 0 if cache is None else cache.length
@@ -151,7 +152,7 @@ class TransformerLM(Module):
             got = f"{tokens.shape[-1]}" + (f" after {before} in the cache" if before else "")
             hint = "take the last ones: tokens[:, -context_length:]"
             raise ShapeError(f"at most context_length = {self.context_length} tokens", got, hint)
-        positions, mask = (None, None) if cache is None else cache.places(tokens.shape[-1])
+        positions, mask = (None, None) if cache is None else cache.places(tokens.shape[-1], device)
         with unrecorded(cache):
             x = self.token_embeddings(tokens)
             if self.embedding_scale is not None:
@@ -184,11 +185,13 @@ class TransformerLM(Module):
         """Cross-entropy in nats of ``targets``, the tokens that follow ``tokens``, both (batch, sequence).
 
         The mean over targets other than ignore_index. The same as ``F.cross_entropy(model(tokens), targets, …)``, but
-        the logits never exist all at once.
+        the logits never exist all at once, unless the head has hooks or was replaced.
         """
-        weight = self.lm_head.weight
-        targets = as_ids(targets, weight.device)
-        return F.linear_cross_entropy(self.hidden(tokens), weight, targets, ignore_index, label_smoothing, reduction)
+        targets = as_ids(targets, self.token_embeddings.weight.device)
+        goal = (targets, ignore_index, label_smoothing, reduction)
+        if is_bare(self.lm_head):
+            return F.linear_cross_entropy(self.hidden(tokens), self.lm_head.weight, *goal)
+        return F.cross_entropy(self.lm_head(self.hidden(tokens)), *goal)
 
 
 def unrecorded(cache: KVCache | None) -> AbstractContextManager[None]:

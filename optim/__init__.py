@@ -15,6 +15,7 @@
 True
 """
 
+from minigrad.habits import module_names
 from optim.adam import Adam, AdamW
 from optim.clipping import clip_grad_norm
 from optim.groups import decay_groups
@@ -23,3 +24,4 @@ from optim.schedules import cosine_schedule, noam_schedule
 from optim.sgd import SGD
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_grad_norm", "cosine_schedule", "decay_groups", "noam_schedule"]
+__getattr__, __dir__ = module_names(globals())

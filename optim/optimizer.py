@@ -15,6 +15,7 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, GraphError, StateError
+from minigrad.explain import describe as told
 from minigrad.tensor import Tensor
 from optim.groups import as_parameters, describe, gradient_of
 from optim.tiles import as_rows, map_tiles
@@ -199,8 +200,9 @@ class Optimizer:
 
         Raises StateError, and changes nothing, where groups, names or shapes are not those of this optimizer.
         """
-        if not {"state", "param_groups"} <= state_dict.keys():
-            raise StateError("a state dict with 'state' and 'param_groups'", str(sorted(state_dict)))
+        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
+            got = str(sorted(state_dict)) if isinstance(state_dict, Mapping) else told(state_dict)
+            raise StateError("a state dict with 'state' and 'param_groups'", got, "optimizer.state_dict() gives one")
         groups = self._loaded_groups(state_dict["param_groups"])
         state = self._loaded_state(state_dict["state"], groups)
         self.param_groups, self.state = groups, state

@@ -10,10 +10,13 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 from minigrad.errors import ArgumentError
+from minigrad.explain import explained
 
 
+@explained
 def cosine_schedule(step: float, max_lr: float, min_lr: float, warmup_steps: float, total_steps: float) -> float:
     r"""Linear warm-up from 0 to ``max_lr``, then half a cosine down to ``min_lr``, which holds from ``total_steps`` on.
 
@@ -40,6 +43,7 @@ def cosine_schedule(step: float, max_lr: float, min_lr: float, warmup_steps: flo
     return min(max_lr, max(min_lr, rate))  # rounding may step over either by a last digit
 
 
+@explained
 def noam_schedule(step: float, d_model: int, warmup_steps: float = 4000, factor: float = 1.0) -> float:
     """Linear warm-up, then decay with the inverse square root of the step: the schedule of the first Transformer.
 
@@ -62,5 +66,5 @@ def noam_schedule(step: float, d_model: int, warmup_steps: float = 4000, factor:
 
 def _check_steps(**steps: float) -> None:
     for name, value in steps.items():
-        if not 0 <= value < math.inf:
-            raise ArgumentError(f"{name} >= 0", f"{name}={value}")
+        if not isinstance(value, Real) or not 0 <= value < math.inf:
+            raise ArgumentError(f"{name} >= 0", f"{name}={value!r}", "steps are numbers that count from 0")

@@ -30,6 +30,13 @@ def _modes() -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="session")
+def transformers() -> Any:
+    """Hugging Face's transformers, which is optional; it asks no server meanwhile."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
 @pytest.fixture(autouse=True)
 def sealed() -> Iterator[None]:
     """Fails a test that leaves a mode changed; puts back the random state and the REGISTRY."""

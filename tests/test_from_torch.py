@@ -78,8 +78,9 @@ def test_float_literals_are_float64_and_own_numbers_float32() -> None:
 
 
 def test_keywords_and_methods_of_habit_are_errors_that_name_ours() -> None:
-    with pytest.raises(CallError, match="axis="):
-        mg.softmax(OURS, dim=1)
+    for call in (lambda: mg.softmax(OURS, dim=1), lambda: OURS.softmax(dim=1), lambda: nn.functional.glu(OURS, dim=1)):
+        with pytest.raises(CallError, match="axis= takes the place of dim="):
+            call()
     with pytest.raises(CallError, match="keepdims="):
         mg.sum(OURS, axis=1, keepdim=True)
     with pytest.raises(AttributeHintError, match="reshape"):

@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["errors"],
-    ["backend"],
+    ["backend", "habits"],
+    ["explain"],
+    ["arguments"],
     ["parallel", "recording", "cuda", "plan"],
     ["core"],
     ["backward"],

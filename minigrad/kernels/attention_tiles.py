@@ -17,9 +17,10 @@ from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.parallel import scratch
 
-ROWS = 64  # queries of a tile: fewer waste less above the diagonal, more make better matrix products
-KEYS = 512  # keys of a block
-TILE = 1 << 17  # scores of a block over all its heads: 512 kB of float32
+ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal, more make better matrix products,
+LONG_ROWS = 128  # and of a sequence of LONG queries the diagonal is a small part
+KEYS = 1024  # keys of a block
+TILE = 1 << 18  # scores of a block over all its heads: 1 MB of float32, which two threads share out of the L3 cache
 COPIES = 1 << 20  # numbers in the copies of k and v that a thread works with, unless one head has more
 
 Place: TypeAlias = tuple[slice, slice, slice, slice]  # of a tile: its n, h, all of g, and i
@@ -174,15 +175,19 @@ class Job:
 
     def __post_init__(self) -> None:
         self.rows = self.q.shape[:-1]  # (n, h, g, i)
-        self.step = max(1, min(self.rows[3], ROWS // max(self.rows[2], 1)))  # queries of a tile
-        self.part = KEYS * max(1, ROWS // max(self.rows[2] * self.step, 1))  # keys of a block: more with few queries
+        most = ROWS if self.rows[3] < LONG else LONG_ROWS
+        self.step = max(1, min(self.rows[3], most // max(self.rows[2], 1)))  # queries of a tile
+        self.part = KEYS * max(1, most // max(self.rows[2] * self.step, 1))  # keys of a block: more with few queries
 
     def groups(self) -> list[tuple[slice, slice]]:
-        """The batches and heads that are worked on together; the heads of a batch lie next to each other in memory."""
+        """The batches and heads that are worked on together; the heads of a batch lie next to each other in memory.
+
+        There are two at least, for two threads.
+        """
         (n, h, g, i), (keys, d) = self.rows, self.k.shape[2:]
         if not n * h * g * i:
             return []
-        heads = min(TILE // max(1, self.step * g * min(self.part, keys)), COPIES // max(1, keys * d))
+        heads = min(TILE // max(1, self.step * g * min(self.part, keys)), COPIES // max(1, keys * d), (n * h + 1) // 2)
         if heads >= h:
             return [(part, slice(0, h)) for part in _split(n, heads // h)]
         return [(slice(b, b + 1), part) for b in range(n) for part in _split(h, max(1, heads))]

@@ -63,14 +63,14 @@ def _silu_backward(g: Any, x: Any, sigma: Any) -> tuple[Array]:
     def body(tile: slice) -> None:
         r, dx = flat[tile], result[tile]
         with np.errstate(under="ignore"):
-            _slope(r, sigma[tile], np.multiply(r, sigma[tile], out=scratch(r.shape, r.dtype, "rows")), dx)
+            slope(r, sigma[tile], np.multiply(r, sigma[tile], out=scratch(r.shape, r.dtype, "rows")), dx)
         dx *= up[tile]
 
     over_elements(body, flat, arrays=5, ns=1.5)
     return (rounded(gx, x.dtype),)
 
 
-def _slope(x: Array, sigma: Array, silu: Array, out: Array) -> None:
+def slope(x: Array, sigma: Array, silu: Array, out: Array) -> None:
     """The derivative of SiLU: σ (1 + x - x σ)."""
     np.subtract(x, silu, out=out)
     out += 1
@@ -122,7 +122,7 @@ def _swiglu_backward(g: Any, gate: Any, up: Any, sigma: Any, needs: tuple[bool, 
         u, dx = upstream[tile], dgate[tile]
         with np.errstate(under="ignore"):
             silu = np.multiply(x[tile], sigma[tile], out=scratch(u.shape, work, "rows"))
-            _slope(x[tile], sigma[tile], silu, dx)
+            slope(x[tile], sigma[tile], silu, dx)
             np.multiply(u, silu, out=dup[tile])
             dx *= np.multiply(u, y[tile], out=silu)
 

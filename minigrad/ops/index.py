@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.arguments import operand
 from minigrad.backend import Array, array_module, is_array, is_half, raw
 from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from minigrad.explain import describe
 from minigrad.ops._rows import add_rows
 from minigrad.ops.piecewise import where
 from minigrad.ops.shape import along, flip, normal_axis, ravel
@@ -73,7 +75,9 @@ def check_range(shape: tuple[int, ...], index: Any) -> None:
             low, high = int(part.min()), int(part.max())
             if low < -shape[axis] or high >= shape[axis]:
                 bad = low if low < -shape[axis] else high
-                raise IndexRangeError(f"indices from {-shape[axis]} to {shape[axis] - 1}", f"{bad} on axis {axis}")
+                raise IndexRangeError(
+                    f"indices from {-shape[axis]} to {shape[axis] - 1}", f"{bad} on axis {axis}", "the last is -1"
+                )
         if part is ...:
             used = sum(p is not None and p is not ... for p in parts)
             axis += len(shape) - used
@@ -126,9 +130,9 @@ def take(x: Array, indices: Any, axis: int | None = None) -> Array:
     """
     if axis is None or x.ndim == 0:
         x, axis = ravel(x), axis or 0
-    indices = plain_index(indices)
-    if is_array(indices) and indices.dtype.kind not in "iu":
-        raise DTypeError("integer indices", str(indices.dtype), "a boolean mask goes in x[mask]")
+    indices = operand(plain_index(indices), "indices of take")
+    if np.result_type(indices).kind not in "iu":
+        raise DTypeError("integer indices", describe(indices), "a boolean mask goes in x[mask]")
     axis = normal_axis(axis, x.ndim)
     return getitem(x, along(axis, x.ndim, indices) if axis else indices)
 
@@ -140,8 +144,11 @@ def _grid(indices: Array, axis: int, shape: tuple[int, ...]) -> tuple[Any, ...]:
     """The full index that ``indices`` along ``axis`` stand for, the other axes counting through."""
     xp = array_module(indices)
     axis = normal_axis(axis, len(shape))
-    if indices.ndim != len(shape) or indices.dtype.kind not in "iu":
-        raise ShapeError(f"integer indices with {len(shape)} axes", f"{indices.dtype} {indices.shape}")
+    if np.result_type(indices).kind not in "iu":
+        raise DTypeError("integer indices", describe(indices), "a boolean mask goes in x[mask]")
+    if np.ndim(indices) != len(shape):
+        hint = "an index for each element of the result; take() picks whole rows"
+        raise ShapeError(f"indices with {len(shape)} axes, as many as the array has", describe(indices), hint)
     grid = [xp.arange(n).reshape([-1 if k == a else 1 for k in range(len(shape))]) for a, n in enumerate(shape)]
     grid[axis] = indices
     return tuple(grid)
@@ -279,7 +286,7 @@ def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
     """
     n = x.shape[normal_axis(axis, x.ndim)]
     if not 0 <= k <= n:
-        raise ArgumentError(f"k from 0 to {n}, the length of axis {axis}", str(k))
+        raise ArgumentError(f"k from 0 to {n}, the length of axis {axis}", str(k), "argsort gives the order of all")
     descending = n - 1 - flip(argsort(flip(x, axis), axis), axis)
     indices = descending[along(axis, x.ndim, slice(0, k))]
     return take_along_axis(x, indices, axis), indices

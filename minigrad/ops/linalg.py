@@ -8,13 +8,24 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.arguments import whole
 from minigrad.backend import Array, array_module, is_half
 from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.ops.elementwise import multiply
 from minigrad.ops.reduce import sum
-from minigrad.ops.shape import broadcast_to, diagonal, expand_dims, normal_axis, ravel, reshape, swapaxes, transpose
+from minigrad.ops.shape import (
+    broadcast_to,
+    diagonal,
+    expand_dims,
+    listed,
+    normal_axis,
+    ravel,
+    reshape,
+    swapaxes,
+    transpose,
+)
 
 # fmt: off
 __all__ = [
@@ -151,12 +162,17 @@ def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
     >>> tensordot(np.ones((2, 3)), np.ones((3, 4)), 1).shape
     (2, 4)
     """
-    if isinstance(axes, int):
+    if np.ndim(axes) == 0:
+        axes = whole(axes, "the number of axes")
+        if not 0 <= axes <= min(x.ndim, y.ndim):
+            got = f"{axes}, for {x.ndim} and {y.ndim}"
+            raise ArgumentError("a number of axes that both arrays have", got, "axes=0 gives every product")
         axes = (list(range(x.ndim - axes, x.ndim)), list(range(axes)))
-    left = [normal_axis(a, x.ndim) for a in np.atleast_1d(axes[0])]
-    right = [normal_axis(a, y.ndim) for a in np.atleast_1d(axes[1])]
+    left = [normal_axis(a, x.ndim) for a in listed(axes[0])]
+    right = [normal_axis(a, y.ndim) for a in listed(axes[1])]
     if [x.shape[a] for a in left] != [y.shape[a] for a in right]:
-        raise ShapeError("pairs of axes of equal length", f"axes {axes} of shapes {x.shape} and {y.shape}")
+        got, hint = f"axes {axes} of shapes {x.shape} and {y.shape}", "axes=1 pairs the last of x with the first of y"
+        raise ShapeError("pairs of axes of equal length", got, hint)
     free_x = [a for a in range(x.ndim) if a not in left]
     free_y = [a for a in range(y.ndim) if a not in right]
     summed = math.prod(x.shape[a] for a in left)
@@ -170,7 +186,11 @@ def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
 # ---- einsum ---------------------------------------------------------------------------------------------------------
 
 
-@primitive(sequence=True, samples=[sample([(2, 3), (3, 2)], "ij,jk->ki"), sample([(2, 2, 3), (3,)], "iij,k->ji")])
+@primitive(
+    part_of="einsum",
+    sequence=True,
+    samples=[sample([(2, 3), (3, 2)], "ij,jk->ki"), sample([(2, 2, 3), (3,)], "iij,k->ji")],
+)
 def einsum_explicit(operands: Sequence[Array], subscripts: str) -> Array:
     """``einsum`` with every subscript spelled out, an output, and no ellipsis."""
     xp = array_module(*operands)
@@ -250,7 +270,8 @@ def einsum(subscripts: str, *operands: Array) -> Array:
     3.0
     """
     if not isinstance(subscripts, str):
-        raise ArgumentError("subscripts as a string first, such as 'ij,jk->ik'", type(subscripts).__name__)
+        got = type(subscripts).__name__
+        raise ArgumentError("subscripts as a string first, such as 'ij,jk->ik'", got, "einsum('ij,jk->ik', x, y)")
     return einsum_explicit(list(operands), explicit_subscripts(subscripts, [np.ndim(a) for a in operands]))
 
 
@@ -263,15 +284,26 @@ def explicit_subscripts(subscripts: str, ndims: Sequence[int]) -> str:
     inputs, arrow, out = subscripts.replace(" ", "").partition("->")
     terms = inputs.split(",")
     if len(terms) != len(ndims):
-        raise ArgumentError(f"{len(terms)} operands for {subscripts!r}", str(len(ndims)))
+        raise ArgumentError(
+            f"{len(terms)} operands for {subscripts!r}", str(len(ndims)), "commas separate the operands"
+        )
+    for term in (*terms, out):
+        if not term.replace("...", "", 1).isalpha() and term not in ("", "..."):
+            got, hint = f"{term!r} in {subscripts!r}", "'ij,jk->ik' multiplies matrices"
+            raise ArgumentError("subscripts of letters, and ... at most once in each", got, hint)
     letters = [c for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in subscripts]
     spread = [n - len(term.replace("...", "")) if "..." in term else 0 for term, n in zip(terms, ndims, strict=True)]
     most = max(spread)
     if min(spread) < 0 or most > len(letters):
-        raise ArgumentError(f"operands with at least as many axes as {subscripts!r} names", f"axes {list(ndims)}")
+        got = f"operands with {list(ndims)} axes"
+        raise ShapeError(f"operands with at least as many axes as {subscripts!r} names", got, "a letter for each axis")
     for term, n in zip(terms, ndims, strict=True):
         if "..." not in term and len(term) != n:
-            raise ArgumentError(f"an operand with {len(term)} axes for {term!r} of {subscripts!r}", f"{n} axes")
+            expected, hint = (
+                f"an operand with {len(term)} axes for {term!r} of {subscripts!r}",
+                "... stands for any others",
+            )
+            raise ShapeError(expected, f"{n} axes", hint)
     around = "".join(letters[:most])
     filled = [term.replace("...", around[most - n :]) for term, n in zip(terms, spread, strict=True)]
     if not arrow:
@@ -279,5 +311,6 @@ def explicit_subscripts(subscripts: str, ndims: Sequence[int]) -> str:
         out = ("..." if most else "") + "".join(named)
     out = out.replace("...", around)
     if len(set(out)) < len(out) or not set(out) <= set("".join(filled)):
-        raise ArgumentError(f"each output subscript once, and among the inputs, in {subscripts!r}", f"{out!r}")
+        expected = f"each output subscript once, and among the inputs, in {subscripts!r}"
+        raise ArgumentError(expected, repr(out), "what the output leaves out is summed over")
     return ",".join(filled) + "->" + out

@@ -159,7 +159,7 @@ fmin.defvjp(
 )
 
 
-@primitive(kinks=(-1, 1), samples=[sample((3, 4), min=-1, max=1), sample((3, 4), min=None, max=1)])
+@primitive(part_of="clip", kinks=(-1, 1), samples=[sample((3, 4), min=-1, max=1), sample((3, 4), min=None, max=1)])
 def clip_to_numbers(x: Array, min: Any, max: Any) -> Array:
     """``clip`` between numbers: the whole gradient passes inside and at the bounds, 0 outside."""
     return array_module(x).clip(x, min, max)
@@ -314,7 +314,7 @@ def stop_gradient(x: Array) -> Array:
     return x[...]
 
 
-@primitive(samples=[sample((2, 3), device="cpu")])
+@primitive(part_of="to", samples=[sample((2, 3), device="cpu")])
 def transfer(x: Array, device: str) -> Array:
     """``x`` on another device; the gradient comes back to the device of ``x``."""
     return to_device(x, device)

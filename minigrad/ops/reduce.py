@@ -16,7 +16,7 @@ from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError
 from minigrad.ops.elementwise import exp, over
 from minigrad.ops.piecewise import absolute, astype, isfinite, sign, where
-from minigrad.ops.shape import broadcast_to, expand_dims, normal_axis, reshape
+from minigrad.ops.shape import broadcast_to, expand_dims, listed, normal_axis, reshape
 
 # fmt: off
 __all__ = [
@@ -42,7 +42,7 @@ def spread(g: Array, shape: tuple[int, ...], axis: Axes, keepdims: bool) -> Arra
 
 def counted(shape: tuple[int, ...], axis: Axes, where: Array | None) -> Any:
     """How many elements go into each result of a reduction, in a form that broadcasts against it with keepdims."""
-    axes = range(len(shape)) if axis is None or not shape else [axis] if isinstance(axis, int) else axis
+    axes = range(len(shape)) if axis is None or not shape else [normal_axis(a, len(shape)) for a in listed(axis)]
     if where is None:
         return math.prod(shape[a] for a in axes)
     return broadcast_to(where, shape).sum(axis=None if axis is None else tuple(axes), keepdims=True)
@@ -177,7 +177,7 @@ std.defvjp(
 # ---- norms ----------------------------------------------------------------------------------------------------------
 
 
-@primitive(samples=[sample((2, 3), axis=1, keepdims=False), sample((2, 3), axis=None, keepdims=True)])
+@primitive(part_of="norm", samples=[sample((2, 3), axis=1, keepdims=False), sample((2, 3), axis=None, keepdims=True)])
 def root_sum_square(x: Array, axis: Axes, keepdims: bool) -> Array:
     """``√(Σ x²)``; its gradient x / norm is 0 where the norm is 0."""
     xp = array_module(x)
@@ -191,7 +191,7 @@ root_sum_square.defvjp(
 )
 
 
-@primitive(kinks=(0,), samples=[sample((2, 3), ord=p, axis=1, keepdims=False) for p in (3, 0.5, -1)])
+@primitive(part_of="norm", kinks=(0,), samples=[sample((2, 3), ord=p, axis=1, keepdims=False) for p in (3, 0.5, -1)])
 def root_sum_power(x: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
     """``(Σ |x|^p)^(1/p)`` for any p but 0 and ±∞; an element that is 0 receives the gradient 0."""
     xp = array_module(x)
@@ -225,7 +225,7 @@ def norm(x: Array, ord: float = 2, axis: Axes = None, keepdims: bool = False) ->
     """
     if not isinstance(ord, int | float) or math.isnan(ord):
         raise ArgumentError("the order of a vector norm, a number", repr(ord), "matrix norms are out of scope")
-    for a in () if axis is None else (axis,) if isinstance(axis, int) else axis:
+    for a in () if axis is None else listed(axis):
         normal_axis(a, np.ndim(x))
     if x.dtype.kind in "biu":
         x = astype(x, np.dtype(np.float64))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import builtins
 import itertools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from minigrad.arguments import as_shape, whole
+from minigrad.arguments import normal_axis as normal_axis
 from minigrad.backend import Array, Axes, array_module
 from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
@@ -152,22 +153,16 @@ def moveaxis(x: Array, source: Any, destination: Any) -> Array:
     >>> moveaxis(np.ones((2, 3, 4)), 0, -1).shape
     (3, 4, 2)
     """
-    moved = [normal_axis(a, x.ndim) for a in np.atleast_1d(source)]
-    places = [normal_axis(a, x.ndim) for a in np.atleast_1d(destination)]
+    moved = [normal_axis(a, x.ndim) for a in listed(source)]
+    places = [normal_axis(a, x.ndim) for a in listed(destination)]
     if len(moved) != len(places) or len({*moved}) < len(moved) or len({*places}) < len(places):
-        raise ArgumentError("as many destinations as sources, each once", f"{source} and {destination}")
+        raise ArgumentError(
+            "as many destinations as sources, each once", f"{source} and {destination}", "the others keep their order"
+        )
     order = [a for a in range(x.ndim) if a not in moved]
     for place, axis in sorted(zip(places, moved, strict=True)):
         order.insert(place, axis)
     return transpose(x, tuple(order))
-
-
-def normal_axis(axis: Any, ndim: int) -> int:
-    """``axis`` counted from the front, checked."""
-    place: int = operator.index(axis)
-    if not -ndim <= place < ndim:
-        raise AxisError(f"an axis from {-ndim} to {ndim - 1}", str(place), f"the array has {ndim} axes")
-    return place % ndim
 
 
 @composite(
@@ -180,12 +175,15 @@ def rot90(x: Array, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     [[2 4]
      [1 3]]
     """
+    first, second = (normal_axis(a, x.ndim) for a in axes)
+    if first == second:
+        raise AxisError("two different axes", str(axes), "a plane has two")
     k %= 4
     if k == 0:
         return x[...]
     if k == 2:
-        return flip(x, tuple(axes))
-    return swapaxes(flip(x, axes[1]), *axes) if k == 1 else flip(swapaxes(x, *axes), axes[1])
+        return flip(x, (first, second))
+    return swapaxes(flip(x, second), *axes) if k == 1 else flip(swapaxes(x, *axes), second)
 
 
 # ---- joining and splitting ------------------------------------------------------------------------------------------
@@ -211,6 +209,11 @@ def _concatenate_rule(g: Array, arrays_shape: Any, axis: int | None) -> list[Arr
 concatenate.defvjp(_concatenate_rule)
 
 
+def listed(value: Any) -> tuple[Any, ...]:
+    """Several numbers as they are, a single one as a tuple of it."""
+    return tuple(value) if np.ndim(value) else (value,)
+
+
 def along(axis: int, ndim: int, index: Any) -> tuple[Any, ...]:
     """The index that applies ``index`` along ``axis`` and takes everything along the others."""
     return (*[slice(None)] * (axis % ndim), index)
@@ -225,9 +228,10 @@ def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
     """
     arrays = list(arrays)
     if len({np.shape(a) for a in arrays}) > 1:
-        raise ShapeError("arrays of one shape to stack", ", ".join(str(np.shape(a)) for a in arrays))
+        got, hint = ", ".join(str(np.shape(a)) for a in arrays), "concatenate joins arrays of different lengths"
+        raise ShapeError("arrays of one shape to stack", got, hint)
     if not arrays:
-        raise ArgumentError("at least one array to stack", "none")
+        raise ArgumentError("at least one array to stack", "none", "the list is empty")
     return concatenate([expand_dims(a, axis) for a in arrays], axis)
 
 
@@ -239,7 +243,7 @@ def split(x: Array, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     [[0, 1], [2, 3]]
     """
     n = x.shape[normal_axis(axis, x.ndim)]
-    if np.ndim(indices_or_sections) == 0 and indices_or_sections > 0 and n % indices_or_sections:
+    if np.ndim(indices_or_sections) == 0 and n % _pieces(indices_or_sections):
         hint = "array_split allows unequal pieces"
         raise ShapeError(f"a length that divides into {indices_or_sections} equal pieces", f"{n}", hint)
     pieces: list[Array] = array_split(x, indices_or_sections, axis)
@@ -256,14 +260,19 @@ def array_split(x: Array, indices_or_sections: Any, axis: int = 0) -> list[Array
     axis = normal_axis(axis, x.ndim)
     n = x.shape[axis]
     if np.ndim(indices_or_sections) == 0:
-        count = operator.index(indices_or_sections)
-        if count < 1:
-            raise ArgumentError("at least one piece", str(count))
+        count = _pieces(indices_or_sections)
         each, longer = divmod(n, count)
         cuts = np.cumsum([0] + [each + (k < longer) for k in range(count)]).tolist()
     else:
-        cuts = [0, *[int(place) for place in indices_or_sections], n]
+        cuts = [0, *[whole(place, "every place to cut at") for place in indices_or_sections], n]
     return [x[along(axis, x.ndim, slice(a, b))] for a, b in itertools.pairwise(cuts)]
+
+
+def _pieces(count: Any) -> int:
+    number: int = whole(count, "the number of pieces")
+    if number < 1:
+        raise ArgumentError("at least one piece", str(number), "a list cuts at the places in it")
+    return number
 
 
 # ---- repeating and padding ------------------------------------------------------------------------------------------
@@ -276,7 +285,7 @@ def tile(x: Array, reps: Any) -> Array:
     >>> print(tile(np.array([1, 2]), 2))
     [1 2 1 2]
     """
-    counts = [int(r) for r in np.atleast_1d(reps)]
+    counts = list(as_shape(listed(reps), "reps"))
     ndim = builtins.max(x.ndim, len(counts))
     counts = [1] * (ndim - len(counts)) + counts
     shape = (1,) * (ndim - x.ndim) + x.shape
@@ -297,7 +306,8 @@ def repeat(x: Array, repeats: Any, axis: int | None = None) -> Array:
     """
     if axis is None:
         x, axis = ravel(x), 0
-    places = np.repeat(np.arange(x.shape[normal_axis(axis, x.ndim)]), repeats)
+    counts = [whole(n, "every number of repeats") for n in listed(repeats)]
+    places = np.repeat(np.arange(x.shape[normal_axis(axis, x.ndim)]), counts)
     return x[along(axis, x.ndim, places)]
 
 
@@ -312,7 +322,7 @@ def roll(x: Array, shift: Any, axis: Axes = None) -> Array:
     """
     if axis is None:
         return reshape(roll(ravel(x), shift, 0), x.shape)
-    shifts, axes = np.broadcast_arrays(shift, np.atleast_1d(axis))
+    shifts, axes = np.broadcast_arrays([whole(n, "every shift") for n in listed(shift)], listed(axis))
     for by, a in zip(shifts.tolist(), axes.tolist(), strict=True):
         n = x.shape[normal_axis(a, x.ndim)]
         cut = n - by % n if n else 0
@@ -320,7 +330,7 @@ def roll(x: Array, shift: Any, axis: Axes = None) -> Array:
     return x
 
 
-@primitive(samples=[sample((2, 3), widths=[[1, 0], [0, 2]], value=3.0)])
+@primitive(part_of="pad", samples=[sample((2, 3), widths=[[1, 0], [0, 2]], value=3.0)])
 def pad_constant(x: Array, widths: Any, value: Any) -> Array:
     """``x`` with ``value`` around it, (before, after) elements along each axis."""
     return array_module(x).pad(x, widths, mode="constant", constant_values=value)
@@ -346,13 +356,13 @@ def pad(x: Array, pad_width: Any, mode: str = "constant", constant_values: float
     >>> print(pad(np.array([1, 2]), 1))
     [0 1 2 0]
     """
-    widths = np.broadcast_to(pad_width, (x.ndim, 2)).tolist()
+    widths = [[whole(n, "every width") for n in pair] for pair in np.broadcast_to(pad_width, (x.ndim, 2)).tolist()]
     if x.ndim == 0:
         return reshape(x, ())
     if mode == "constant":
         return pad_constant(x, widths, constant_values)
     if mode not in ("edge", "reflect", "symmetric", "wrap"):
-        raise ArgumentError("a mode constant, edge, reflect, symmetric or wrap", repr(mode))
+        raise ArgumentError("a mode constant, edge, reflect, symmetric or wrap", repr(mode), "constant pads with zeros")
     for axis, width in enumerate(widths):
         places = np.pad(np.arange(x.shape[axis]), width, mode=mode)  # type: ignore[call-overload]
         x = x[along(axis, x.ndim, places)]
@@ -367,7 +377,7 @@ def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
     [(3, 2), (3, 2)]
     """
     if indexing not in ("xy", "ij"):
-        raise ArgumentError("indexing 'xy' or 'ij'", repr(indexing))
+        raise ArgumentError("indexing 'xy' or 'ij'", repr(indexing), "'ij' keeps the order of the axes")
     n = len(arrays)
     place = list(range(n))
     if indexing == "xy" and n > 1:
@@ -420,7 +430,7 @@ def diagonal(x: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array
     [1 4]
     """
     if normal_axis(axis1, x.ndim) == normal_axis(axis2, x.ndim):
-        raise AxisError("two different axes", f"{axis1} and {axis2}")
+        raise AxisError("two different axes", f"{axis1} and {axis2}", "a plane has two")
     x = moveaxis(x, (axis1, axis2), (-2, -1))
     first, second = builtins.max(0, -offset), builtins.max(0, offset)
     places = np.arange(builtins.max(0, builtins.min(x.shape[-2] - first, x.shape[-1] - second)))

@@ -9,6 +9,7 @@ MODULES = [
     "evaluate",
     "g2p",
     "generate",
+    "hf_export",
     "lexicon",
     "lm_text",
     "train_lm",

@@ -243,3 +243,37 @@ def test_tokens_of_any_kind_and_any_number_of_sequences():
 def test_mistakes_are_explained(call, kind, text):
     with pytest.raises(kind, match=rf"(?s)Expected: .*{text}"):
         call()
+
+
+@pytest.mark.parametrize("name", ["lm_head", "layers.0.ffn.w1", "layers.0.ffn.w2", "layers.0.ffn.w3"])
+def test_a_layer_inside_of_a_fused_operation_keeps_its_hooks(name):
+    """A hook that doubles what a Linear gives has the effect of a doubled weight, in the loss and its gradient."""
+    hooked, doubled = (nn.TransformerLM(11, 8, 8, 1, 2, 16, generator=0) for _ in range(2))
+    dict(hooked.named_modules())[name].register_forward_hook(lambda module, inputs, output: output * 2)
+    dict(doubled.named_modules())[name].weight.data *= 2
+    tokens = np.arange(8).reshape(2, 4)
+    losses = [model.loss(tokens, tokens) for model in (hooked, doubled)]
+    np.testing.assert_allclose(losses[0].item(), losses[1].item(), rtol=1e-6)
+    for loss in losses:
+        loss.backward()
+    grads = [model.token_embeddings.weight.grad for model in (hooked, doubled)]
+    np.testing.assert_allclose(*grads, rtol=1e-4, atol=1e-7)
+
+
+def test_a_layer_inside_of_a_fused_operation_can_be_replaced():
+    """A subclass of Linear, and a Linear with a bias, do what they do."""
+
+    class Negative(nn.Linear):
+        def forward(self, x):
+            return -super().forward(x)
+
+    ffn = nn.SwiGLU(4, 6, generator=0)
+    x = mg.Tensor(np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4))
+    before = ffn(x).data
+    negative = Negative(6, 4, bias=False)
+    negative.weight = ffn.w2.weight
+    biased = nn.Linear(6, 4)
+    biased.weight, biased.bias.data = ffn.w2.weight, np.full(4, 3, np.float32)
+    for layer, expected in [(negative, -before), (biased, before + 3)]:
+        ffn.w2 = layer
+        np.testing.assert_allclose(ffn(x).data, expected, rtol=1e-5)

@@ -1,0 +1,74 @@
+"""A trained language model as a folder that Hugging Face's transformers loads: weights, settings and tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import lm_text
+
+import nn
+
+
+class HfExport:
+    """The folder of an export, made at once, so that what can't be written is said before the training.
+
+    ``write(model)`` fills it: config.json and model.safetensors, and for tokenizers that transformers can have,
+    tokenizer.json and tokenizer_config.json.
+    """
+
+    def __init__(self, folder: Path, tokenizer: lm_text.Tokenizer) -> None:
+        self.folder = folder
+        self.tokenizer = hf_tokenizer(tokenizer)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, model: nn.TransformerLM) -> str:
+        """Write the files; a line for people that says so."""
+        nn.save_llama(model, self.folder)
+        if self.tokenizer is None:
+            return f"exported to {self.folder}, without a tokenizer: the ids of a token file have none"
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model.context_length,
+            "clean_up_tokenization_spaces": False,
+        }
+        (self.folder / "tokenizer.json").write_text(self.tokenizer, encoding="utf-8")
+        (self.folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        return f"exported to {self.folder}, for AutoModelForCausalLM and AutoTokenizer"
+
+
+def hf_tokenizer(tokenizer: lm_text.Tokenizer) -> str | None:
+    """The tokenizer.json that gives the ids of ``tokenizer``; None for one that knows no text.
+
+    Bytes and characters are a byte-pair encoding without merges. One difference is left: a character that the training
+    text doesn't have is an error of ours, while the tokenizers library passes over it.
+    """
+    form = tokenizer.as_json()
+    if form["kind"] == "ids":
+        return None
+    if form["kind"] == "bpe":
+        return str(form["tokenizer"])
+    library = lm_text._tokenizers()
+    if form["kind"] == "byte":
+        vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
+        made = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))
+        made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = library.decoders.ByteLevel()
+    else:
+        vocabulary = {character: i for i, character in enumerate(form["characters"])}
+        made = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))
+        made.decoder = library.decoders.Fuse()
+    return str(made.to_str())
+
+
+def byte_characters() -> list[str]:
+    """The printable character by which the library's byte level writes each of the 256 bytes.
+
+    Printable bytes of Latin-1 are themselves, the others follow from code point 256 on.
+
+    >>> byte_characters()[65], byte_characters()[0], byte_characters()[32]
+    ('A', 'Ā', 'Ġ')
+    """
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

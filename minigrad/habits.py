@@ -1,0 +1,117 @@
+"""What people type out of habit from torch, and what to type here: one table of names, one of keywords."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Container
+from typing import Any
+
+from minigrad.errors import AttributeHintError
+
+# A name of torch: of a tensor, of the module ``torch`` itself, of its ``nn`` and ``nn.functional``.
+NAMES = {
+    # arrays
+    "view": "reshape", "permute": "transpose", "unsqueeze": "expand_dims(axis)", "numel": "size", "dim": "ndim",
+    "cat": "minigrad.concatenate", "concat": "minigrad.concatenate", "hstack": "minigrad.concatenate(…, axis=1)",
+    "vstack": "minigrad.concatenate(…, axis=0)", "expand": "broadcast_to", "gather": "take_along_axis",
+    "scatter": "put_along_axis", "index_select": "take", "index_add": "scatter_add", "masked_select": "x[mask]",
+    "t": "T", "mT": "swapaxes(-1, -2)", "chunk": "array_split", "narrow": "x[start:stop]", "movedim": "moveaxis",
+    "repeat_interleave": "repeat", "contiguous": "nothing: operations take any layout", "clone": "copy",
+    "fill_diagonal": "where", "unbind": "list(x)", "flatten": "ravel",
+    # dtypes and devices
+    "type": "astype", "float": "astype('float32')", "double": "astype('float64')", "half": "astype('float16')",
+    "bfloat16": "astype('bfloat16')", "long": "astype('int64')", "int": "astype('int32')", "bool": "astype('bool')",
+    "cpu": "to('cpu')", "device": "the name of a device: 'cpu' or 'cuda:0'",
+    "dtype": "the name of a dtype: 'float32'", **{name: f"the name {name!r}, or np.{name}" for name in (
+        "float16", "float32", "float64", "int8", "uint8", "int32", "int64")},
+    # arithmetic
+    "clamp": "clip", "mm": "matmul", "bmm": "matmul", "mv": "matmul", "pow": "power", "mul": "multiply",
+    "sub": "subtract", "div": "divide", "true_divide": "divide", "neg": "negative", "rsqrt": "1 / minigrad.sqrt(x)",
+    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "atan2": "arctan2", "asinh": "arcsinh", "acosh": "arccosh",
+    "atanh": "arctanh", "floor_divide": "floor(x / y)", "fix": "trunc", "relu": "nn.functional.relu",
+    "gelu": "nn.functional.gelu", "silu": "nn.functional.silu", "equal": "(x == y).all()", "eq": "x == y",
+    "ne": "x != y", "lt": "x < y", "le": "x <= y", "gt": "x > y", "ge": "x >= y", "logical_not": "x == 0",
+    "median": "sort", "argwhere": "np.argwhere(x)", "nonzero": "np.nonzero(x)",
+    "linalg": "np.linalg, without a gradient",
+    # gradients
+    "requires_grad_": "x.requires_grad = True", "detach_": "detach()", "zero_": "x.data = 0 * x.data",
+    "grad_fn": "minigrad.draw(x)", "is_leaf": "requires_grad", "retain_grad": "register_hook, or minigrad.grad",
+    "data_ptr": "x.data", "autograd": "minigrad.grad, minigrad.functional",
+    "set_grad_enabled": "minigrad.no_grad, enable_grad",
+    "inference_mode": "minigrad.no_grad", "func": "minigrad.functional", "compile": "nothing: there is no compiler",
+    # making arrays
+    "rand": "minigrad.random.uniform(size=shape)", "randn": "minigrad.random.normal(size=shape)",
+    "randint": "minigrad.random.randint", "randperm": "minigrad.random.permutation",
+    "manual_seed": "minigrad.random.seed",
+    "from_numpy": "minigrad.asarray", "as_tensor": "minigrad.asarray", "array": "minigrad.Tensor",
+    "empty": "minigrad.zeros", "linspace": "minigrad.asarray(np.linspace(…))", "zeros_like": "0 * x",
+    "ones_like": "0 * x + 1", "full_like": "minigrad.full(x.shape, …)", "new_zeros": "minigrad.zeros",
+    "new_ones": "minigrad.ones", "new_tensor": "minigrad.Tensor", "allclose": "np.allclose", "nn": "import nn",
+    "optim": "import optim", "Parameter": "nn.Parameter", "RMSprop": "optim.Adam", "Adagrad": "optim.Adam",
+    "lr_scheduler": "optim.cosine_schedule",
+    # layers and losses
+    "MultiheadAttention": "nn.MultiHeadAttention", "Identity": "nn.Sequential()", "Flatten": "x.reshape(len(x), -1)",
+    "Sigmoid": "minigrad.sigmoid(x)", "Tanh": "minigrad.tanh(x)", "Softplus": "minigrad.softplus(x)",
+    "Softmax": "minigrad.softmax(x)", "LogSoftmax": "minigrad.log_softmax(x)",
+    "CrossEntropyLoss": "nn.functional.cross_entropy", "NLLLoss": "nn.functional.nll_loss",
+    "MSELoss": "nn.functional.mse_loss", "KLDivLoss": "nn.functional.kl_div",
+    "BCEWithLogitsLoss": "nn.functional.binary_cross_entropy_with_logits",
+    "BCELoss": "nn.functional.binary_cross_entropy_with_logits",
+    "binary_cross_entropy": "binary_cross_entropy_with_logits", "L1Loss": "minigrad.absolute(x - y).mean()",
+    "l1_loss": "minigrad.absolute(x - y).mean()", "logsigmoid": "-minigrad.softplus(-x)",
+    "ParameterList": "attributes of an nn.Module, one for each", "init": "x.data = …",
+    "utils": "optim.clip_grad_norm", "clip_grad_norm_": "optim.clip_grad_norm",
+    **dict.fromkeys(("Conv1d", "Conv2d", "conv1d", "conv2d"), "another library: convolutions are out of scope"),
+}  # fmt: skip
+
+# A keyword of torch, or of an older habit, and the one here; a hint is given where the function has that one.
+KEYWORDS = {
+    "dim": "axis", "dims": "axis", "keepdim": "keepdims", "other": "y", "input": "x", "exponent": "y", "dim0": "axis1",
+    "dim1": "axis2", "index": "indices", "src": "values", "unbiased": "ddof", "correction": "ddof", "p": "ord",
+    "largest": "k", "descending": "axis", "split_size": "indices_or_sections", "chunks": "indices_or_sections",
+    "embed_dim": "d_model", "dim_feedforward": "d_ff", "nhead": "num_heads", "tensors": "arrays", "shifts": "shift",
+    "diagonal": "k", "pad": "pad_width", "value": "constant_values", "fill_value": "value", "size": "shape",
+}  # fmt: skip
+
+
+def keyword_hint(unknown: str, known: Container[str]) -> str:
+    """What to do about a keyword that a function with the arguments ``known`` doesn't have.
+
+    >>> keyword_hint("dim", ["x", "axis"])
+    'axis= takes the place of dim='
+    """
+    ours = KEYWORDS.get(unknown, "")
+    return f"{ours}= takes the place of {unknown}=" if ours in known else f"there is no {unknown}="
+
+
+def unknown_name(owner: Any, label: str, name: str) -> AttributeError:
+    """The error for ``owner.name``: with our name for a name of torch; Python itself adds one that is spelled alike.
+
+    >>> print(unknown_name(object(), "x", "view").hint)
+    use reshape
+    """
+    if name.startswith("_"):  # what Python and NumPy look for
+        return AttributeError(f"{label} has no attribute {name!r}", name=name, obj=owner)
+    error = AttributeHintError(f"a name that {label} has", f".{name}", _name_hint(name))
+    error.name, error.obj = name, owner
+    return error
+
+
+def _name_hint(name: str) -> str:
+    for module in ("minigrad", "nn", "nn.functional", "optim"):
+        if name in getattr(sys.modules.get(module), "__all__", ()):
+            return f"use {module}.{name}"
+    if name in NAMES:
+        return f"use {NAMES[name]}"
+    if name.endswith("_"):
+        return f"nothing works in place: x = x.{NAMES.get(name[:-1], name[:-1])}(…)"
+    return "dir() lists them"
+
+
+def module_names(module: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a module with these globals: hints for names of torch, and no private ones."""
+
+    def missing(name: str) -> Any:
+        raise unknown_name(None, module["__name__"], name)
+
+    return missing, lambda: sorted({*module["__all__"], *(name for name in module if name.startswith("__"))})

@@ -1,0 +1,285 @@
+"""LLaMA in and out: folders of Hugging Face's transformers (config.json and safetensors) to TransformerLM and back.
+
+Every setting of a config.json is read, known to leave the logits alone, or refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from minigrad import load, save
+from minigrad.backend import Array, DType, to_numpy
+from minigrad.errors import ArgumentError, FileFormatError
+from nn.transformer import TransformerLM
+
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+
+# Our name of a part of a block -> theirs.
+PARTS = {
+    "ln1": "input_layernorm",
+    "attn.q_proj": "self_attn.q_proj",
+    "attn.k_proj": "self_attn.k_proj",
+    "attn.v_proj": "self_attn.v_proj",
+    "attn.output_proj": "self_attn.o_proj",
+    "ln2": "post_attention_layernorm",
+    "ffn.w1": "mlp.gate_proj",
+    "ffn.w2": "mlp.down_proj",
+    "ffn.w3": "mlp.up_proj",
+}
+OUTER = {"token_embeddings": "model.embed_tokens", "ln_final": "model.norm", "lm_head": "lm_head"}
+
+# Their sizes -> our arguments.
+SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "d_ff",
+}
+
+# Settings that must have this value, since TransformerLM has no other.
+FIXED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "partial_rotary_factor": 1.0,
+    "rope_interleaved": False,
+    "quantization_config": None,
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+}
+FAMILY = ("llama", "mistral")
+
+# Settings that the logits don't depend on: of training, of the tokenizer, of how transformers runs or generates.
+IRRELEVANT = frozenset({
+    "_attn_implementation_autoset", "_name_or_path", "architectures", "attn_implementation", "auto_map",
+    "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "do_sample", "dtype", "eos_token_id",
+    "id2label", "initializer_range", "label2id", "max_length", "max_window_layers", "model_type",
+    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type", "return_dict",
+    "sep_token_id", "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torch_dtype",
+    "torchscript", "transformers_version", "unk_token_id", "use_cache",
+})  # fmt: skip
+
+
+def load_llama(
+    folder: str | os.PathLike[str],
+    context_length: int | None = None,
+    *,
+    dtype: DType = None,
+    device: str | None = None,
+    ignore: Iterable[str] = (),
+) -> TransformerLM:
+    """The TransformerLM of a folder with a LLaMA of Hugging Face's transformers, in evaluation mode.
+
+    The folder holds config.json and model.safetensors, whole or in shards with an index; nothing is unpickled. Grouped
+    queries, tied embeddings, and rope_scaling "linear" and "llama3" are carried over; numbers of any precision are cast
+    to ``dtype`` (float32 if not given).
+
+    - context_length: max_position_embeddings if not given; less keeps the tables and caches small
+    - ignore: names of settings to pass over that this function doesn't know
+
+    Raises an ArgumentError that names all settings which TransformerLM has no counterpart for, and a FileFormatError
+    for a folder that isn't one, or whose weights are not those of its config.json.
+
+    >>> import nn, tempfile
+    >>> model = nn.TransformerLM(10, context_length=8, d_model=16, num_layers=1, num_heads=2, rope_layout="half")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_llama(model, folder)
+    ...     again = load_llama(folder)
+    >>> bool((again([[1, 2, 3]]).data == model([[1, 2, 3]]).data).all())
+    True
+    """
+    folder = Path(folder)
+    config = _read_json(folder / CONFIG)
+    arguments = arguments_of(config, ignore)
+    most = arguments["context_length"]
+    if context_length is not None and not 1 <= context_length <= most:
+        raise ArgumentError(f"a context_length up to max_position_embeddings = {most}", repr(context_length))
+    arguments["context_length"] = context_length or most
+    weights = _read_weights(folder)
+    model = TransformerLM(**arguments, dtype=dtype, device=device, generator=0)
+    names = {theirs(name): name for name in model.state_dict()}
+    needed = names.keys() - ({"lm_head.weight"} if arguments["tie_embeddings"] else set())
+    missing, unexpected = sorted(needed - weights.keys()), sorted(weights.keys() - names.keys())
+    if missing or unexpected:
+        got = f"missing: {missing[:9]}, unexpected: {unexpected[:9]}"
+        raise FileFormatError(f"the {len(needed)} arrays that {CONFIG} asks for", got)
+    model.load_state_dict({names[name]: array for name, array in weights.items()})
+    for layer in model.layers:
+        layer.attn.dropout = float(config.get("attention_dropout", 0.0))
+    return model.eval()
+
+
+def save_llama(
+    model: TransformerLM,
+    folder: str | os.PathLike[str],
+    *,
+    bos_token_id: int | None = None,
+    eos_token_id: int | None = None,
+) -> None:
+    """Write ``model`` as a folder that ``transformers.AutoModelForCausalLM.from_pretrained`` loads, same logits.
+
+    config.json and model.safetensors; the folder is made, and each file is whole or not there. Rows of the projections
+    of queries and keys are put into the order of the "half" layout, which transformers has, and a scale of the
+    embeddings is multiplied into them. eos_token_id: with this token transformers ends a text.
+
+    >>> import nn, os, tempfile
+    >>> model = nn.TransformerLM(10, context_length=8, d_model=16, num_layers=1, num_heads=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_llama(model, folder)
+    ...     print(sorted(os.listdir(folder)))
+    ['config.json', 'model.safetensors']
+    """
+    if not isinstance(model, TransformerLM):
+        raise ArgumentError("a TransformerLM", type(model).__name__)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / INDEX).exists():
+        raise ArgumentError("a folder of its own", f"{folder}, which holds a model in shards")
+    tied = model.lm_head.weight is model.token_embeddings.weight and model.embedding_scale is None
+    weights = {theirs(name): _in_half_layout(model, name, array) for name, array in model.state_dict().items()}
+    if model.embedding_scale is not None:
+        weights["model.embed_tokens.weight"] *= model.embedding_scale
+    if tied:
+        del weights["lm_head.weight"]
+    save(folder / WEIGHTS, weights, {"format": "pt"})
+    config = {**config_of(model), "tie_word_embeddings": tied}
+    config |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": None}
+    temporary = folder / f".{CONFIG}.{os.getpid()}.tmp"
+    temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / CONFIG)
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def arguments_of(config: Mapping[str, Any], ignore: Iterable[str] = ()) -> dict[str, Any]:
+    """The arguments of TransformerLM for a config.json; an ArgumentError names what there is no argument for."""
+    _check_settings(config, set(ignore))
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
+    if rope.get("partial_rotary_factor") == 1:
+        del rope["partial_rotary_factor"]
+    plain = rope.keys() <= {"rope_type", "type"} and set(rope.values()) <= {"default"}
+    return {
+        **{ours: config[name] for name, ours in SIZES.items()},
+        "context_length": config["max_position_embeddings"],
+        "num_kv_heads": config.get("num_key_value_heads"),
+        "head_dim": config.get("head_dim"),
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "rope_theta": theta,
+        "rope_scaling": None if plain else rope,
+        "rope_layout": "half",
+    }
+
+
+def _check_settings(config: Mapping[str, Any], ignore: set[str]) -> None:
+    if config.get("model_type") not in FAMILY:
+        raise ArgumentError(f"a model_type of {FAMILY}", repr(config.get("model_type")))
+    needed = {*SIZES, "max_position_embeddings"}
+    if missing := sorted(needed - config.keys()):
+        raise FileFormatError(f"{CONFIG} with {sorted(needed)}", f"none of {missing}")
+    default = {**FIXED, "sliding_window": 4096 if config["model_type"] == "mistral" else None}
+    found = {name: config.get(name, default[name]) for name in FIXED}
+    if found["sliding_window"] is not None and found["sliding_window"] >= config["max_position_embeddings"]:
+        found["sliding_window"] = None  # as wide as the context
+    wrong = [f"{name}={value!r}" for name, value in found.items() if value != FIXED[name] and name not in ignore]
+    if wrong:
+        expected = ", ".join(f"{name}={FIXED[name]!r}" for name in FIXED if f"{name}={found[name]!r}" in wrong)
+        raise ArgumentError(expected, ", ".join(wrong), "TransformerLM has no counterpart")
+    known = {*needed, *FIXED, *IRRELEVANT, *ignore, "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta"}
+    known |= {"rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_dropout"}
+    if unknown := sorted(config.keys() - known):
+        hint = f"if the logits don't depend on them: ignore={unknown}"
+        raise ArgumentError("settings that load_llama knows", ", ".join(f"{n}={config[n]!r}" for n in unknown), hint)
+
+
+def config_of(model: TransformerLM) -> dict[str, Any]:
+    """The settings of config.json for a model, all but which tokens are special."""
+    block = model.layers[0]
+    rope = block.attn.rope
+    scaling = dict(rope.scaling or {})
+    if scaling:
+        scaling["rope_type"] = scaling.pop("type", scaling.get("rope_type"))
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.context_length,
+        "hidden_size": model.token_embeddings.embedding_dim,
+        "intermediate_size": block.ffn.w1.out_features,
+        "num_hidden_layers": len(model.layers),
+        "num_attention_heads": block.attn.num_heads,
+        "num_key_value_heads": block.attn.num_kv_heads,
+        "head_dim": block.attn.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": block.ln1.eps,
+        "rope_theta": rope.theta,
+        "rope_scaling": scaling or None,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": block.attn.dropout,
+        "torch_dtype": str(model.lm_head.weight.dtype),
+    }
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+def theirs(name: str) -> str:
+    """The name that transformers has for a parameter.
+
+    >>> theirs("layers.3.attn.output_proj.weight")
+    'model.layers.3.self_attn.o_proj.weight'
+    """
+    path = name.removesuffix(".weight")
+    if path in OUTER:
+        return f"{OUTER[path]}.weight"
+    _, number, part = path.split(".", 2)
+    return f"model.layers.{number}.{PARTS[part]}.weight"
+
+
+def _in_half_layout(model: TransformerLM, name: str, array: Array) -> Array:
+    """Rows of a projection of queries or keys as in the half layout: first of each pair of a head, then the second."""
+    array = to_numpy(array)
+    attn = model.layers[0].attn
+    if not name.endswith(("q_proj.weight", "k_proj.weight")) or attn.rope.layout == "half":
+        return array
+    pairs = array.reshape(-1, attn.head_dim // 2, 2, array.shape[1])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+def _read_weights(folder: Path) -> dict[str, Array]:
+    """The arrays of the folder by their names, without the tables of angles that old versions stored."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        if not (folder / WEIGHTS).is_file() and list(folder.glob("*.bin")):
+            hint = "transformers writes safetensors: from_pretrained(…).save_pretrained(…, safe_serialization=True)"
+            raise FileFormatError(f"{WEIGHTS}", "pickled weights, which are not read", hint)
+        weights = load(folder / WEIGHTS)
+    else:
+        places = _read_json(folder / INDEX).get("weight_map", {})
+        weights = {}
+        for file in sorted(set(places.values())):
+            if Path(file).name != file:
+                raise FileFormatError("shards in the folder itself", repr(file))
+            weights |= {name: array for name, array in load(folder / file).items() if places.get(name) == file}
+    return {name: array for name, array in weights.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileFormatError(f"a folder of transformers, with {path.name}", f"no file {str(path)!r}") from None
+    except ValueError as error:
+        raise FileFormatError(f"JSON in {path.name}", str(error)) from None
+    if not isinstance(found, dict):
+        raise FileFormatError(f"a JSON object in {path.name}", type(found).__name__)
+    return found

@@ -1,0 +1,63 @@
+"""An exported folder gives transformers the tokens, the logits and the greedy text of the model that was trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hf_export import HfExport, byte_characters, hf_tokenizer
+from lm_text import BpeTokenizer, ByteTokenizer, CharTokenizer, IdTokenizer, tokenizer_from_json
+
+import nn
+
+TEXT = "To be, or not to be:\n\n  that is — the “question”.\tΔ𝄞 1½ \r\n" * 3
+TOKENIZERS = {
+    "byte": ByteTokenizer,
+    "char": lambda: CharTokenizer(TEXT),
+    "bpe": lambda: BpeTokenizer.trained(TEXT, 300),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_tokenizer_model_and_greedy_text_are_the_same(transformers, tmp_path, kind):
+    pytest.importorskip("tokenizers")
+    tokenizer = TOKENIZERS[kind]()
+    model = nn.TransformerLM(tokenizer.vocab_size, 64, 24, 2, 4, generator=1).eval()
+    assert "AutoTokenizer" in HfExport(tmp_path / "out", tokenizer).write(model)
+
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = theirs(TEXT)["input_ids"]
+    assert ids == tokenizer.encode(TEXT).tolist()
+    assert theirs.decode(ids) == TEXT == tokenizer.decode(ids)
+    assert theirs.decode(theirs("a b c , . 'll")["input_ids"]) == "".join(
+        c for c in "a b c , . 'll" if kind != "char" or c in TEXT
+    )
+
+    there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    prompt = theirs("To be", return_tensors="pt")
+    text = there.generate(**prompt, max_new_tokens=30, do_sample=False)[0]
+    ours = nn.generate(model, tokenizer.encode("To be"), 30, temperature=0)
+    assert text.tolist() == ours.tolist()
+    assert theirs.decode(text) == tokenizer.decode(ours)
+
+
+def test_every_byte_has_its_character():
+    library = pytest.importorskip("tokenizers")
+    characters = byte_characters()
+    assert sorted(characters) == sorted(library.pre_tokenizers.ByteLevel.alphabet())
+    level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    for text in map(chr, (*range(128), 0xE9, 0x3A9, 0x1D11E)):
+        ((pieces, _),) = level.pre_tokenize_str(text)
+        assert pieces == "".join(characters[byte] for byte in text.encode())
+
+
+def test_ids_have_no_tokenizer(tmp_path):
+    model = nn.TransformerLM(30, 16, 8, 1, 2, generator=1)
+    assert "without a tokenizer" in HfExport(tmp_path, IdTokenizer(30)).write(model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_tokenizer_json_is_handed_on():
+    pytest.importorskip("tokenizers")
+    tokenizer = BpeTokenizer.trained(TEXT, 300)
+    again = tokenizer_from_json({"kind": "bpe", "tokenizer": hf_tokenizer(tokenizer)})
+    np.testing.assert_array_equal(again.encode(TEXT), tokenizer.encode(TEXT))

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+import torch
+from kernels.kernel_checks import check, check_threads, derived, random
+
+from minigrad.errors import ShapeError
+from minigrad.kernels import swiglu_ffn as module
+from minigrad.kernels.swiglu_ffn import swiglu_ffn
+
+
+def twin(x, w1, w3, w2):
+    linear = torch.nn.functional.linear
+    return linear(torch.nn.functional.silu(linear(x, w1)) * linear(x, w3), w2)
+
+
+def arguments(lead, d_in, d_ff, d_out):
+    return random((*lead, d_in), (d_ff, d_in), (d_ff, d_in), (d_out, d_ff))
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (5, 500)])
+@pytest.mark.parametrize(("d_in", "d_ff", "d_out"), [(1, 1, 1), (5, 33, 3), (16, 65, 16)])
+def test_is_torch(lead, d_in, d_ff, d_out):
+    """Also with several chunks and tiles, the last ones shorter."""
+    check(swiglu_ffn, twin, arguments(lead, d_in, d_ff, d_out), length=max(d_in, d_ff, *lead, 1) ** 2)
+
+
+@pytest.mark.parametrize("wanted", range(4))
+def test_one_gradient_alone(wanted, monkeypatch):
+    """What isn't asked for isn't computed, and what is asked for is the same; over three chunks."""
+    monkeypatch.setattr(module, "CHUNK", 4)
+    args = arguments((10,), 3, 5, 2)
+    _, full = derived(swiglu_ffn, args)
+    _, (alone,) = derived(lambda leaf: swiglu_ffn(*args[:wanted], leaf, *args[wanted + 1 :]), [args[wanted]])
+    np.testing.assert_allclose(alone, full[wanted], rtol=1e-13)
+
+
+def test_keeps_two_arrays_as_wide_as_the_hidden_layer():
+    import minigrad as mg
+
+    x, *weights = (mg.Tensor(a, requires_grad=True) for a in arguments((6,), 3, 5, 2))
+    out = swiglu_ffn(x, *weights)
+    wide = [a for a in out._node.residuals if isinstance(a, np.ndarray) and a.shape == (6, 5)]
+    assert len(wide) == 2
+    with mg.no_grad():
+        np.testing.assert_array_equal(swiglu_ffn(x, *weights).data, out.data)
+
+
+@pytest.mark.parametrize(("lead", "d_in", "d_ff", "d_out"), [((0,), 3, 2, 4), ((2, 3), 0, 2, 4), ((2, 3), 3, 0, 4)])
+def test_empty(lead, d_in, d_ff, d_out):
+    value, grads = derived(swiglu_ffn, arguments(lead, d_in, d_ff, d_out))
+    for array, shape in zip(
+        [value, *grads], [(*lead, d_out), (*lead, d_in), *[(d_ff, d_in)] * 2, (d_out, d_ff)], strict=True
+    ):
+        np.testing.assert_array_equal(array, np.zeros(shape))
+
+
+def test_far_out():
+    """Gates of ±1e4: σ is exactly 1 or 0, no floating-point exception on the way."""
+    x, one = np.array([[-1e4], [1e4]]), np.ones((1, 1))
+    with np.errstate(all="raise"):
+        value, (gx, *_) = derived(swiglu_ffn, [x, one, one, one])
+    np.testing.assert_array_equal(value, [[0], [1e8]])
+    np.testing.assert_array_equal(gx, [[0], [2e4]])
+
+
+def test_half_precision_is_computed_in_float32():
+    args = [a.astype(np.float16) for a in arguments((5,), 8, 16, 4)]
+    wide = [a.astype(np.float64) for a in args]
+    exact_value, exact = derived(swiglu_ffn, wide)
+    value, grads = derived(swiglu_ffn, args)
+    for ours, theirs in zip([value, *grads], [exact_value, *exact], strict=True):
+        assert ours.dtype == np.float16
+        np.testing.assert_allclose(ours, theirs, rtol=2**-10, atol=2**-12)
+
+
+def test_threads():
+    check_threads(swiglu_ffn, [a.astype(np.float32) for a in arguments((1500,), 64, 344, 64)], blas_alone=True)
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_shapes_that_do_not_fit(wrong):
+    args = arguments((2,), 3, 5, 4)
+    args[wrong] = np.ones((7, 8))
+    with pytest.raises(ShapeError, match="w1 and w3"):
+        swiglu_ffn(*args)

@@ -1,0 +1,249 @@
+"""LLaMA folders beside Hugging Face's transformers: logits both ways, and settings that are refused by name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import minigrad as mg
+import nn
+from minigrad.errors import ArgumentError, FileFormatError
+
+SIZES = {
+    "vocab_size": 23,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+TOKENS = np.random.default_rng(0).integers(23, size=(2, 50))
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model.eval()(torch.tensor(TOKENS)).logits.float().numpy()
+
+
+def theirs(transformers, folder, kind="Llama", dtype=torch.float32, shard="5GB", **options):
+    """A random model of transformers, far from its start, saved to the folder."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, "initializer_range": 0.3, **options})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+def rope(transformers, theta=10000.0, **scaling):
+    """RoPE's settings as the installed version of transformers takes them."""
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        return {"rope_parameters": {"rope_theta": theta, "rope_type": "default", **scaling}}
+    return {"rope_theta": theta, "rope_scaling": scaling or None}
+
+
+@pytest.mark.parametrize(
+    ("options", "turning"),
+    [
+        ({}, {}),
+        ({"num_key_value_heads": 2, "rms_norm_eps": 0.01}, {"theta": 500.0}),
+        ({"num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": True}, {}),
+        ({"num_hidden_layers": 1, "num_attention_heads": 2}, {"rope_type": "linear", "factor": 4.0}),
+        ({"num_key_value_heads": 2}, {"theta": 500.0, **LLAMA3}),
+        ({"kind": "Mistral", "num_key_value_heads": 2, "sliding_window": None}, {}),
+    ],
+)
+def test_loaded_logits_are_those_of_transformers(transformers, tmp_path, options, turning):
+    model = theirs(transformers, tmp_path, **options, **rope(transformers, **turning))
+    ours = nn.load_llama(tmp_path)
+    assert not ours.training
+    expected = logits_of(model)
+    assert np.abs(expected).max() > 1
+    assert np.abs(ours(TOKENS).data - expected).max() < 1e-4
+
+
+def test_shards_and_half_precision(transformers, tmp_path, monkeypatch):
+    """bfloat16 is widened exactly, with and without the package that defines it."""
+    theirs(transformers, tmp_path, dtype=torch.bfloat16, shard="5KB", num_key_value_heads=2)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    expected = logits_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+    assert np.abs(nn.load_llama(tmp_path)(TOKENS).data - expected).max() < 1e-4
+    monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
+    assert np.abs(nn.load_llama(tmp_path)(TOKENS).data - expected).max() < 1e-4
+    assert nn.load_llama(tmp_path, dtype="float64").lm_head.weight.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_kv_heads": 2, "rope_layout": "half", "rope_theta": 500.0, "norm_eps": 0.01},
+        {"head_dim": 10, "num_kv_heads": 1, "tie_embeddings": True},
+        {"scale_embeddings": True, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"scale_embeddings": True, "tie_embeddings": True, "rope_scaling": LLAMA3, "dropout": 0.1},
+    ],
+)
+def test_transformers_loads_what_is_saved_with_the_same_logits(transformers, tmp_path, options):
+    model = nn.TransformerLM(23, 64, 24, 2, 4, 40, generator=1, **options)
+    for parameter in model.parameters():
+        parameter.data *= 1.5
+    nn.save_llama(model, tmp_path / "new" / "folder")
+    there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "folder")
+    expected = model.eval()(TOKENS).data
+    assert np.abs(logits_of(there) - expected).max() < 1e-4
+    assert np.abs(nn.load_llama(tmp_path / "new" / "folder")(TOKENS).data - expected).max() < 1e-4
+
+    prompt = torch.tensor(TOKENS[:1, :5])
+    text = there.generate(prompt, max_new_tokens=40, do_sample=False)  # no token ends it
+    np.testing.assert_array_equal(nn.generate(model, TOKENS[:1, :5], 40, temperature=0), text.numpy())
+
+
+def test_probabilities_are_those_of_transformers(transformers):
+    """Penalty, temperature, top-k, top-p and min-p, each alone and all together, in its order."""
+    rng = np.random.default_rng(3)
+    logits = 3 * rng.standard_normal((40, 30))
+    tokens = rng.integers(30, size=(40, 8))
+    seen = np.zeros((40, 30), bool)
+    np.put_along_axis(seen, tokens, True, axis=1)
+    for options in (
+        {"temperature": 0.7},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.3},
+        {"temperature": 1.4, "top_k": 9, "top_p": 0.9, "min_p": 0.15, "repetition_penalty": 0.8},
+    ):
+        steps = {
+            "repetition_penalty": transformers.RepetitionPenaltyLogitsProcessor,
+            "temperature": transformers.TemperatureLogitsWarper,
+            "top_k": transformers.TopKLogitsWarper,
+            "top_p": transformers.TopPLogitsWarper,
+            "min_p": transformers.MinPLogitsWarper,
+        }
+        scores = torch.tensor(logits)
+        for name, step in steps.items():
+            if name in options:
+                scores = step(options[name])(torch.tensor(tokens), scores)
+        ours = nn.next_token_probabilities(logits, **options, seen=seen)
+        np.testing.assert_allclose(ours, scores.softmax(-1).numpy(), atol=1e-12)
+
+
+# ---- what can't be loaded --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that is right, to be made wrong."""
+    nn.save_llama(nn.TransformerLM(23, 64, 24, 1, 4, 40, generator=1), tmp_path)
+    return tmp_path
+
+
+def configure(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config = {name: value for name, value in {**config, **changes}.items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return nn.load_llama(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"attention_bias": True, "hidden_act": "gelu"}, r"hidden_act='gelu', attention_bias=True"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"model_type": "qwen2"}, "qwen2"),
+        ({"model_type": "mistral", "sliding_window": 8}, "sliding_window=8"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"logit_scale": 0.5}, r"logit_scale=0.5(?s:.)*ignore=\['logit_scale'\]"),
+    ],
+)
+def test_unsupported_settings_are_named(folder, changes, text):
+    with pytest.raises(ArgumentError, match=text):
+        configure(folder, **changes)
+
+
+def test_a_window_wider_than_the_context_changes_nothing(folder):
+    assert configure(folder, model_type="mistral", sliding_window=64)
+    assert configure(folder, sliding_window="absent")  # then transformers takes 4096
+    with pytest.raises(ArgumentError, match="sliding_window=4096"):
+        configure(folder, max_position_embeddings=5000)
+
+
+def test_settings_can_be_passed_over(folder):
+    with pytest.raises(ArgumentError):
+        configure(folder, logit_scale=0.5)
+    assert nn.load_llama(folder, ignore=["logit_scale"])
+    assert nn.load_llama(folder, 16, ignore=["logit_scale"]).context_length == 16
+    with pytest.raises(ArgumentError, match="64"):
+        nn.load_llama(folder, 65, ignore=["logit_scale"])
+
+
+def test_weights_that_do_not_belong_are_named(folder):
+    weights = load_file(folder / "model.safetensors")
+    old = {**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}  # harmless, of old versions
+    save_file(old, folder / "model.safetensors")
+    nn.load_llama(folder)
+    norm = weights.pop("model.norm.weight")
+    save_file({**weights, "model.norm.bias": norm}, folder / "model.safetensors")
+    with pytest.raises(FileFormatError, match=r"missing: \['model.norm.weight'\], unexpected: \['model.norm.bias'\]"):
+        nn.load_llama(folder)
+    save_file({**weights, "model.norm.weight": norm[1:].clone()}, folder / "model.safetensors")
+    with pytest.raises(KeyError, match=r"ln_final\.weight"):
+        nn.load_llama(folder)
+
+
+def test_nothing_is_unpickled(folder, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        (folder / name).write_bytes(pickle.dumps(Trap()))
+        with pytest.raises(FileFormatError):
+            nn.load_llama(folder)
+        with pytest.raises(FileFormatError):
+            mg.load(folder / name)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_folders_that_are_none(folder, tmp_path):
+    with pytest.raises(FileFormatError, match=r"config\.json"):
+        nn.load_llama(tmp_path / "nowhere")
+    with pytest.raises(FileFormatError, match="hidden_size"):
+        configure(folder, hidden_size="absent")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(FileFormatError, match="JSON"):
+        nn.load_llama(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ArgumentError, match="shards"):
+        nn.save_llama(nn.TransformerLM(23, 64, 24, 1, 4), folder)
+    with pytest.raises(ArgumentError, match="Linear"):
+        nn.save_llama(nn.Linear(2, 2), folder / "new")
+
+
+def test_bfloat16_without_ml_dtypes(tmp_path, monkeypatch):
+    """Its bits are the upper half of a float32's."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    save_file({"a": torch.ones(5), "x": x, "b": torch.zeros(2, dtype=torch.float16)}, tmp_path / "x.safetensors")
+    monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
+    found = mg.load(tmp_path / "x.safetensors")
+    assert found["x"].dtype == np.float32 and found["b"].dtype == np.float16
+    np.testing.assert_array_equal(found["x"], x.float().numpy())
+    save_file({"x": x.to(torch.float8_e4m3fn)}, tmp_path / "x.safetensors")
+    with pytest.raises(FileFormatError, match="F8_E4M3"):
+        mg.load(tmp_path / "x.safetensors")

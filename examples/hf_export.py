@@ -8,6 +8,7 @@ from pathlib import Path
 import lm_text
 
 import nn
+from nn.llama import prepared
 
 
 class HfExport:
@@ -18,9 +19,8 @@ class HfExport:
     """
 
     def __init__(self, folder: Path, tokenizer: lm_text.Tokenizer) -> None:
-        self.folder = folder
+        self.folder = prepared(folder)
         self.tokenizer = hf_tokenizer(tokenizer)
-        folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, model: nn.TransformerLM) -> str:
         """Write the files; a line for people that says so."""

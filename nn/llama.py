@@ -112,7 +112,7 @@ def load_llama(
         raise FileFormatError(f"the {len(needed)} arrays that {CONFIG} asks for", got)
     model.load_state_dict({names[name]: array for name, array in weights.items()})
     for layer in model.layers:
-        layer.attn.dropout = float(config.get("attention_dropout", 0.0))
+        layer.attn.dropout = float(config.get("attention_dropout") or 0.0)
     return model.eval()
 
 
@@ -138,10 +138,7 @@ def save_llama(
     """
     if not isinstance(model, TransformerLM):
         raise ArgumentError("a TransformerLM", type(model).__name__)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / INDEX).exists():
-        raise ArgumentError("a folder of its own", f"{folder}, which holds a model in shards")
+    folder = prepared(folder)
     tied = model.lm_head.weight is model.token_embeddings.weight and model.embedding_scale is None
     weights = {theirs(name): _in_half_layout(model, name, array) for name, array in model.state_dict().items()}
     if model.embedding_scale is not None:
@@ -154,6 +151,15 @@ def save_llama(
     temporary = folder / f".{CONFIG}.{os.getpid()}.tmp"
     temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, folder / CONFIG)
+
+
+def prepared(folder: str | os.PathLike[str]) -> Path:
+    """The folder, made where it isn't there, for ``save_llama``; refused if it holds another model's shards."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / INDEX).exists():
+        raise ArgumentError("a folder of its own", f"{folder}, which holds a model in shards")
+    return folder
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ SMALL: dict[str, Any] = {
     "batch_size": 64,
     "learning_rate": 2e-3,
     "warmup_iters": 300,
-    "max_iters": 5000,
+    "max_iters": 3500,
     "eval_interval": 1000,
     "checkpoint_interval": 100,
     "keep_checkpoints": 5,
@@ -119,7 +119,7 @@ FULL: dict[str, Any] = {
     "batch_size": 128,
     "learning_rate": 1e-3,
     "warmup_iters": 1000,
-    "max_iters": 18000,
+    "max_iters": 15000,
     "checkpoint_interval": 300,
 }
 
@@ -264,20 +264,32 @@ def train(config: Config, run: Run) -> int:
         print(table(config, speaker, lexicon, run.checkpoint))
         return 0
     status = training_loop.train(config, run, task, optimizer)
-    if status == 0 and run.folder:
-        print(conclude(config, open_newest(str(run.folder), PROGRAM), lexicon))
+    if status == 0:
+        try:
+            print(held_out(config, open_newest(str(run.folder), PROGRAM), lexicon))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(run.saved()) from None
     return status
 
 
-def conclude(config: Config, checkpoint: Checkpoint, lexicon: Lexicon) -> str:
-    """Pronounce the held-out words by the mean of the last weights; the errors in words, and in OUT/held_out.json."""
+def held_out(config: Config, checkpoint: Checkpoint, lexicon: Lexicon) -> str:
+    """Pronounce the test words by the mean of the last weights; the errors in a line, and in OUT/held_out.json."""
     speaker, steps = load_speaker(checkpoint, config)
-    errors = speaker.errors(dict(lexicon.parts["test"]))
-    facts = {"step": checkpoint.step, "averaged": steps, "beam_size": config.beam_size, **asdict(errors)}
+    words = dict(lexicon.parts["test"])
+    print(f"pronouncing {len(words):,} held-out words ...", flush=True)
+    errors = speaker.errors(words)
+    facts = {
+        "step": checkpoint.step,
+        "averaged": steps,
+        "beam_size": config.beam_size,
+        "words": len(words),
+        "phoneme_errors": errors.phonemes,
+        "word_errors": errors.words,
+    }
     write_whole(checkpoint.path.parent / "held_out.json", (json.dumps(facts, indent=1) + "\n").encode())
     return (
-        f"{len(lexicon.parts['test']):,} held-out words, mean of {len(steps)} checkpoints, beam {config.beam_size}: "
-        f"{errors.phonemes:.2%} of the phonemes wrong, {errors.words:.2%} of the words"
+        f"mean of {len(steps)} checkpoints, beam {config.beam_size}: {errors.phonemes:.2%} of the phonemes wrong, "
+        f"{errors.words:.2%} of the words"
     )
 
 

@@ -57,7 +57,7 @@ def run_program(program: str, body: Callable[[], int]) -> int:
     except FORESEEN as error:
         return _complain(program, one_line(error), 1 if isinstance(error, (NonFiniteError, OutOfMemoryError)) else 2)
     except MemoryError as error:
-        return _complain(program, f"out of memory: {error}. Hint: a smaller --batch-size or --block-size", 1)
+        return _complain(program, f"out of memory: {error}. Hint: a smaller --batch-size or a smaller model", 1)
     except OSError as error:
         return _complain(program, f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
 

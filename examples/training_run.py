@@ -195,7 +195,7 @@ class Run:
                 try:
                     yield
                 except KeyboardInterrupt:
-                    raise KeyboardInterrupt(self._saved()) from None
+                    raise KeyboardInterrupt(self.saved()) from None
                 except NonFiniteError as error:
                     expected = f"{error.expected} at step {self.step}"
                     raise NonFiniteError(expected, error.got, error.hint) from error
@@ -203,7 +203,8 @@ class Run:
                     error.filename = error.filename or str(self.folder)  # a full disk doesn't say where
                     raise
 
-    def _saved(self) -> str:
+    def saved(self) -> str:
+        """What is safe on the disk, in words, for whoever interrupts."""
         steps = steps_in(self.folder) if self.folder else []
         if not steps:
             return "nothing was saved"

@@ -64,10 +64,11 @@ def test_it_learns_a_regular_language_and_says_words_that_it_never_saw(
     assert "phoneme_errors" not in lines[1]
     assert "| phoneme errors 0.0000 | word errors 0.0000" in shown
     held_out = json.loads((tmp_path / "run" / "held_out.json").read_text())
-    assert held_out["words"] == 0
+    assert held_out["word_errors"] == held_out["phoneme_errors"] == 0
     assert held_out["averaged"] == [135, 140, 145, 150][-len(held_out["averaged"]) :]
     test = lexicon.Lexicon.of(lexicon.read_dictionary()).parts["test"]
-    assert f"{len(test)} held-out words, mean of {len(held_out['averaged'])} checkpoints, beam 2: 0.00%" in shown
+    assert f"{len(test)} held-out words" in shown
+    assert f"mean of {len(held_out['averaged'])} checkpoints, beam 2: 0.00% of the phonemes wrong" in shown
 
     word, ((*spoken,), *_) = next(iter(test.items()))
     assert g2p.main(["--checkpoint", str(tmp_path / "run"), "--say", f"{word.upper()} dabote"]) == 0
@@ -154,6 +155,17 @@ def test_the_memory_of_a_step_is_known_before_it(flags: str) -> None:
     assert counted == pytest.approx(sum(parameter.size for parameter in model.parameters()), rel=0.05)
     batch = np.full((32, 9), 3), np.full((32, 8), 3), np.full((32, 8), 3)
     assert activations == pytest.approx(mg.memory_summary(model.loss(*batch)).bytes / 4, rel=0.2)
+
+
+def test_ctrl_c_while_held_out_words_are_pronounced_loses_nothing(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(g2p, "held_out", interrupt)
+    assert train("run", "--max-iters 1") == 130
+    assert "the updates up to step 1 are saved" in capsys.readouterr().err
 
 
 # ---- what it refuses -------------------------------------------------------------------------------------------------

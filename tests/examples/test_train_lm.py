@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import train_lm
 import training_loop
+import training_memory
 from training_checkpoint import open_checkpoint, steps_in
-from training_flags import parse
+from training_flags import FlagErrors, parse
 
 import minigrad as mg
 import nn
@@ -228,7 +229,21 @@ def test_the_memory_of_a_step_is_known_before_it(flags: str) -> None:
     assert activations == pytest.approx(held, rel=0.1)
 
 
-@pytest.mark.parametrize("program", ["train_lm.py", "generate.py"])
+def test_the_memory_that_may_be_used_is_that_of_the_machine_or_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_memory, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    machine = training_memory.memory_of("cpu")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert training_memory.memory_of("cpu") == machine
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert training_memory.memory_of("cpu") == 1000
+    training_memory.check_memory("cpu", weights=50, activations=50, itemsize=4, flags="--x")
+    with pytest.raises(FlagErrors, match=r"--x: .* fits into 1000 B of memory, got one that needs about 1004 B"):
+        training_memory.check_memory("cpu", weights=50, activations=51, itemsize=4, flags="--x")
+
+
+@pytest.mark.parametrize("program", ["train_lm.py", "generate.py", "evaluate.py", "g2p.py"])
 def test_ctrl_c_during_the_imports_is_one_line(program: str, tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     path = Path(train_lm.__file__).with_name(program)

@@ -476,7 +476,8 @@ def explain(name: str, raw: Sequence[Any], error: Exception) -> MiniGradError:
     devices = sorted({device_of(array) for array in arrays})
     seen = ", ".join(f"{a.dtype} {a.shape}" for a in arrays) or ", ".join(type(value).__name__ for value in raw)
     if len(devices) > 1:
-        return DeviceError(f"arrays of one device in {name!r}", f"{seen} on {' and '.join(devices)}", "move with .to()")
+        placed = " and ".join(f"{a.dtype} {a.shape} on {device_of(a)}" for a in arrays)
+        return DeviceError(f"arrays of one device in {name!r}", placed, "move one with .to()")
     kinds: list[tuple[Any, type[MiniGradError]]] = [
         (np.exceptions.AxisError, AxisError),
         (IndexError, IndexRangeError),

@@ -13,6 +13,7 @@ The numbers lie in the host's memory and NumPy computes with them, but through a
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -329,9 +330,8 @@ def _function(name: str, allowed: set[str]) -> Any:
         if name in WAITING:
             wait()
         out = kwargs.pop("out", None)
-        if out is not None:
-            kwargs["out"] = out._host
-        result = _call(_matmul if name == "matmul" else getattr(np, name), args, kwargs)
+        run = _matmul if name == "matmul" else getattr(np, name)
+        result = _call(run if out is None else functools.partial(run, out=out._host), args, kwargs)
         if out is not None:
             return out
         views = next((a for a in args if isinstance(a, ndarray)), None)

@@ -143,16 +143,17 @@ def update(config: Config, model: nn.TransformerLM, optimizer: optim.AdamW, batc
     micro_batches = [batches.draw() for _ in range(config.gradient_accumulation_steps)]
     counts = [targets.size for _, targets in micro_batches]
     loss = backward(model.loss, micro_batches, counts)
-    norm = float(optim.clip_grad_norm(model.parameters(), config.grad_clip or math.inf))
-    for what, value in (("loss", loss), ("gradient norm", norm)):
-        if not math.isfinite(value):
-            raise non_finite(what, model, lambda: [model(inputs) for inputs, _ in micro_batches])
+    norm = optim.clip_grad_norm(model.parameters(), config.grad_clip or math.inf)
+    good = np.isfinite(loss) & np.isfinite(norm)
+    if config.device == "cpu" and not good:  # a GPU leaves the step out, and is asked at the next line of the log
+        what = "gradient norm" if np.isfinite(loss) else "loss"
+        raise non_finite(what, model, lambda: [model(inputs) for inputs, _ in micro_batches])
     rate = learning_rate(config, run.step)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    optimizer.step()
+    optimizer.step(where=good)
     optimizer.zero_grad()
-    run.end_update(loss=loss, lr=optimizer.param_groups[0]["lr"], grad_norm=norm, tokens=sum(counts))
+    run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=sum(counts), good=good)
 
 
 def evaluate(config: Config, model: nn.TransformerLM, corpus: Corpus, run: Run) -> float | None:

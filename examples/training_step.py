@@ -12,19 +12,26 @@ from minigrad.backend import array_module
 from minigrad.errors import NonFiniteError
 
 
-def backward(loss_of: Callable[..., Any], micro_batches: Sequence[tuple[Any, ...]], counts: Sequence[int]) -> float:
+def backward(loss_of: Callable[..., Any], micro_batches: Sequence[tuple[Any, ...]], counts: Sequence[int]) -> Any:
     """The loss over all counted tokens of the micro-batches, with its gradient added to that of the parameters.
+
+    It is a number on the device of the parameters, which nobody waits for.
 
     ``loss_of(*micro_batch)`` is the mean over the tokens of one micro-batch; ``counts`` says how many these are. With
     n_i tokens in micro-batch i, loss = Σ n_i loss_i / Σ n_i: the same as one batch of them all, whatever their lengths.
     """
     total = sum(counts) or 1
-    result = 0.0
+    result: Any = 0.0
     for micro_batch, count in zip(micro_batches, counts, strict=True):
         loss = loss_of(*micro_batch) * (count / total)
         loss.backward()
-        result += loss.item()
+        result = result + loss.data
     return result
+
+
+def first_bad(before: Any, step: int, good: Any) -> Any:
+    """The first step that was not ``good``, 0 so far; a number where ``good`` is, on the host or on a GPU."""
+    return array_module(good).where((before > 0) | good, before, step)
 
 
 def non_finite(what: str, model: Any, forward: Callable[[], Any]) -> NonFiniteError:

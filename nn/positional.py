@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array, accumulator, device_of
+from minigrad.backend import Array, accumulator, device_of, to_device
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from nn import functional as F
 from nn.activation import Dropout
@@ -120,7 +120,7 @@ class RotaryEmbedding(Module):
             place, count = slice(positions.start, positions.stop), len(positions)
             first, last = positions.start, positions.stop - 1
         else:
-            place = asarray(positions, device=device).data
+            place = asarray(positions).data
             if place.dtype.kind not in "iu":
                 raise DTypeError("positions as integers", f"dtype {place.dtype}")
             count = place.shape[-1] if place.ndim else 0
@@ -130,7 +130,7 @@ class RotaryEmbedding(Module):
         if first < 0 or last >= self.max_seq_len:
             got = f"position {first if first < 0 else last}"
             raise IndexRangeError(f"positions from 0, below max_seq_len = {self.max_seq_len}", got)
-        return place
+        return place if isinstance(place, slice) else to_device(place, device)
 
     def extra_repr(self) -> str:
         scaling = "" if self.scaling is None else f", scaling={self.scaling}"

@@ -87,7 +87,6 @@ class Adam(Optimizer):
 
         return move
 
-
     def _move_on_gpu(self, active: list[tuple[int, Group, Tensor]], where: Any) -> bool:
         if not gpu.takes([a for _, _, param in active for a in (param.data, param.grad)]):
             return False

@@ -39,10 +39,7 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_
     listed = [params] if isinstance(params, Tensor) else as_parameters(params)
     owners = {p: place for place, p in enumerate(listed) if p.requires_grad and p.grad is not None}
     grads = [as_rows(gradient_of(p, place)) for p, place in owners.items()]
-    if gpu.takes(grads):
-        norm = gpu.norm(grads)
-    else:
-        norm = _combine([tile for tiles in _norms(grads) for tile in tiles])
+    norm = gpu.norm(grads) if gpu.takes(grads) else _combine([tile for tiles in _norms(grads) for tile in tiles])
     if error_if_nonfinite and not math.isfinite(norm):
         bad = next(i for i, tiles in enumerate(_norms(grads)) if not all(map(math.isfinite, tiles)))
         name = describe(*list(owners.items())[bad])

@@ -20,6 +20,7 @@ from minigrad.kernels.linear import _check as check_linear
 from minigrad.kernels.linear import linear
 from minigrad.kernels.linear_cross_entropy import _check as check_head
 from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
+from minigrad.recording import mode
 
 LOGITS_BYTES = 512 << 20  # of logits at a time
 
@@ -70,13 +71,17 @@ def _head_forward(
 
 
 def _one_pass(x: Array, weight: Array, goal: Goal, scale: Array, needs: tuple[bool, bool]) -> tuple[Any, Any, Any]:
-    """Losses of the rows, and the gradients of ``Σ scale · loss``; the logits exist a chunk at a time."""
-    xp, rows = array_module(x), _matrix(x)
-    work = accumulator(x.dtype)
+    """Losses of the rows, and the gradients of ``Σ scale · loss``; the logits exist a chunk at a time.
+
+    Under autocast the products are in half precision; losses and sums are not.
+    """
+    xp, rows, work = array_module(x), _matrix(x), accumulator(x.dtype)
+    if mode.autocast:
+        rows, weight = (array.astype(mode.autocast, copy=False) for array in (rows, weight))
     losses = xp.empty(len(rows), work)
     gx = xp.empty(rows.shape, x.dtype) if needs[0] else None
     gweight = xp.zeros(weight.shape, work) if needs[1] else None
-    step = max(1, min(len(rows), LOGITS_BYTES // max(1, len(weight) * x.itemsize)))
+    step = max(1, min(len(rows), LOGITS_BYTES // max(1, len(weight) * rows.itemsize)))
     for start in range(0, len(rows), step):
         chunk = slice(start, start + step)
         logits = xp.matmul(rows[chunk], weight.T)

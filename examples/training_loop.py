@@ -80,16 +80,17 @@ def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW) 
     micro_batches = [task.batches.draw() for _ in range(config.gradient_accumulation_steps)]
     counts = [task.count(*micro_batch) for micro_batch in micro_batches]
     loss = backward(task.loss, micro_batches, counts)
-    norm = float(optim.clip_grad_norm(task.model.parameters(), config.grad_clip or math.inf))
-    for what, value in (("loss", loss), ("gradient norm", norm)):
-        if not math.isfinite(value):
-            raise non_finite(what, task.model, lambda: [task.model(*inputs) for *inputs, _ in micro_batches])
+    norm = optim.clip_grad_norm(task.model.parameters(), config.grad_clip or math.inf)
+    good = np.isfinite(loss) & np.isfinite(norm)
+    if config.device == "cpu" and not good:  # a GPU leaves the step out, and is asked at the next line of the log
+        what = "gradient norm" if np.isfinite(loss) else "loss"
+        raise non_finite(what, task.model, lambda: [task.model(*inputs) for *inputs, _ in micro_batches])
     rate = learning_rate(config, run.step)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    optimizer.step()
+    optimizer.step(where=good)
     optimizer.zero_grad()
-    run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=sum(counts))
+    run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=sum(counts), good=good)
 
 
 def learning_rate(config: TrainingFlags, step: int) -> float:
@@ -101,18 +102,20 @@ def learning_rate(config: TrainingFlags, step: int) -> float:
 # ---- the gradient, and what to say when it is not finite -------------------------------------------------------------
 
 
-def backward(loss_of: Callable[..., Any], micro_batches: Sequence[tuple[Any, ...]], counts: Sequence[int]) -> float:
+def backward(loss_of: Callable[..., Any], micro_batches: Sequence[tuple[Any, ...]], counts: Sequence[int]) -> Any:
     """The loss over all counted tokens of the micro-batches, with its gradient added to that of the parameters.
+
+    It is a number on the device of the parameters, which nobody waits for.
 
     ``loss_of(*micro_batch)`` is the mean over the tokens of one micro-batch; ``counts`` says how many these are. With
     n_i tokens in micro-batch i, loss = Σ n_i loss_i / Σ n_i: the same as one batch of them all, whatever their lengths.
     """
     total = sum(counts) or 1
-    result = 0.0
+    result: Any = 0.0
     for micro_batch, count in zip(micro_batches, counts, strict=True):
         loss = loss_of(*micro_batch) * (count / total)
         loss.backward()
-        result += loss.item()
+        result = result + loss.data
     return result
 
 

@@ -34,6 +34,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 from training_checkpoint import (
     Checkpoint,
@@ -51,6 +52,7 @@ from training_console import StopSignals, Throughput, warn
 from training_flags import AnyFlags, FlagErrors, RunFlags, how_to_install, merge, parse, raise_any
 
 import minigrad as mg
+from minigrad.backend import array_module
 from minigrad.errors import ArgumentError, FileFormatError, NonFiniteError
 
 METRICS = "metrics.jsonl"
@@ -137,12 +139,13 @@ class Run:
         self.val_loss: float | None = meta.get("val_loss")  # at this step, where it was evaluated
         self.best_loss: float | None = meta.get("best_loss")
         self.best_step: int | None = meta.get("best_step")
-        self.last: dict[str, float | None] = meta.get("last", dict.fromkeys(("train_loss", "lr", "grad_norm")))
+        self.last: dict[str, Any] = meta.get("last", dict.fromkeys(("train_loss", "lr", "grad_norm")))
         self.about: dict[str, Any] = {}  # what else a checkpoint says: the trainer's own facts
         self.parts: dict[str, Any] = {}  # what a checkpoint holds: objects with state_dict and load_state_dict
         self.stop = StopSignals()
         self.first_loss: float | None = meta.get("first_loss")  # that of the first evaluation
         self._measures: dict[str, float] = {}  # what else the evaluation of this step found
+        self._bad: Any = 0  # the first step that was not finite, on the device
         self._improved = self._warned = False
         self._throughput = Throughput()
         self._reported = self.step - 1 if checkpoint is None or self.evaluation_due else self.step
@@ -260,12 +263,24 @@ class Run:
         self.val_loss, self._improved, self._measures = None, False, {}
         self._throughput.start()
 
-    def end_update(self, loss: float, lr: float, grad_norm: float, tokens: int) -> None:
-        """The update is done."""
+    def end_update(self, loss: Any, lr: float, grad_norm: Any, tokens: int, good: Any = True) -> None:
+        """The update is done, or was left out where it was not ``good``; a GPU is only asked where a line is due."""
         self.last = {"train_loss": loss, "lr": lr, "grad_norm": grad_norm}
+        self._bad = first_bad(self._bad, self.step, good)
+        if array_module(loss) is np or self._line_due:
+            self._look()
+            self._bar.set_postfix_str(f"loss {self.last['train_loss']:.4f}", refresh=False)
         self._throughput.stop(tokens)
         self._bar.update()
-        self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+
+    def _look(self) -> None:
+        """Read the numbers of the last update from the device, and whether one before it was not finite."""
+        self.last = {name: None if value is None else float(value) for name, value in self.last.items()}
+        if int(self._bad):
+            hint = "a lower --learning-rate, or --detect-anomaly, which names the operation"
+            raise NonFiniteError(
+                "a finite loss and gradient norm", f"NaN or infinity, first at step {int(self._bad)}", hint
+            )
 
     def evaluated(self, loss: float, measures: Mapping[str, float] | None = None) -> None:
         """Take note of the validation loss, and of other measures by their names."""
@@ -277,11 +292,15 @@ class Run:
         if self.best_loss is None or loss < self.best_loss:
             self.best_loss, self.best_step, self._improved = loss, self.step, True
 
+    @property
+    def _line_due(self) -> bool:
+        return self.val_loss is not None or self._at(self.config.log_interval) or self.finished
+
     def report(self) -> None:
         """Print and record the numbers of this step, where a line of the log is due."""
-        due = self.val_loss is not None or self._at(self.config.log_interval) or self.finished
-        if self.step == self._reported or not due:
+        if self.step == self._reported or not self._line_due:
             return
+        self._look()
         self._reported = self.step
         self._look_for_divergence()
         ms, rate = self._throughput.take()
@@ -326,6 +345,7 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint of this step, then drop those that are neither the best nor among the last."""
         assert self.folder
+        self._look()
         os.fsync(self._metrics.fileno())
         self.seconds = time.perf_counter() - self._began
         meta = {"config": dataclasses.asdict(self.config), "random": mg.random.get_state(), **self.about}
@@ -420,3 +440,8 @@ def draw_loss(folder: Path) -> str:
     figure.savefig(picture, format="png", dpi=120)
     write_whole(folder / "loss.png", picture.getvalue())
     return ""
+
+
+def first_bad(before: Any, step: int, good: Any) -> Any:
+    """The first step that was not ``good``, 0 so far; a number where ``good`` is, on the host or on a GPU."""
+    return array_module(good).where((before > 0) | good, before, step)

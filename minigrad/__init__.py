@@ -10,6 +10,7 @@
 
 from minigrad import allocator, backend, cuda, errors, functional, ops, parallel, random
 from minigrad.anomaly import detect_anomaly
+from minigrad.autocast import autocast
 from minigrad.backward import grad
 from minigrad.checkpointing import checkpoint
 from minigrad.core import REGISTRY, primitive
@@ -42,7 +43,7 @@ __version__ = "0.1.0"
 
 # fmt: off
 __all__ = [
-    "REGISTRY", "MiniGradError", "Tensor", "abs", "arange", "asarray", "backend", "checkpoint", "cuda",
+    "REGISTRY", "MiniGradError", "Tensor", "abs", "arange", "asarray", "autocast", "backend", "checkpoint", "cuda",
     "detect_anomaly", "draw", "enable_grad", "errors", "eye", "from_dlpack", "full", "functional", "fused",
     "get_num_threads", "grad", "gradcheck", "gradgradcheck", "hessian", "hvp", "is_grad_enabled", "jacobian", "jvp",
     "load", "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive", "profile", "random", "save",

@@ -5,6 +5,7 @@ The only module that imports CuPy, and only once a GPU is asked for. Everything 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from minigrad.errors import DeviceError, DTypeError
+from minigrad.errors import DeviceError, DTypeError, OutOfMemoryError
 
 Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
 DType: TypeAlias = Any  # whatever numpy.dtype() takes
@@ -127,7 +128,29 @@ def load_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise DeviceError("CuPy, which runs the GPU", str(error), "pip install 'minigrad[cuda]'") from error
+    _explain_full_memory(cupy)
     return cupy
+
+
+@functools.cache
+def _explain_full_memory(cupy: Any) -> None:
+    """Have every allocation of CuPy's pool tried twice, and an error that gives the sizes where it fails again."""
+    pool, full = cupy.get_default_memory_pool(), cupy.cuda.memory.OutOfMemoryError
+
+    def allocate(size: int) -> Any:
+        try:
+            return pool.malloc(size)
+        except full:
+            pool.free_all_blocks()
+        try:
+            return pool.malloc(size)
+        except full:
+            free, total = cupy.cuda.Device().mem_info
+            held = f"{pool.used_bytes():,} held by arrays, {free:,} of {total:,} free on the device"
+            hint = "a smaller batch, or mg.checkpoint"
+            raise OutOfMemoryError("room on the GPU", f"{size:,} bytes asked for; {held}", hint) from None
+
+    cupy.cuda.set_allocator(allocate)
 
 
 def gpu_count() -> int:
@@ -139,7 +162,7 @@ def gpu_count() -> int:
 
 
 def check_device(device: str | None) -> str:
-    """``device`` in its full form, ``cpu`` or ``cuda:N``; None is ``cpu``.
+    """``device`` in its full form, ``cpu`` or ``cuda:N``; None is ``cpu``, ``cuda`` the current GPU.
 
     >>> check_device(None)
     'cpu'
@@ -152,7 +175,7 @@ def check_device(device: str | None) -> str:
     count = gpu_count()
     if int(number or 0) >= count:
         raise DeviceError(f"one of {count} GPUs" if count else "a GPU", repr(device), "use device='cpu'")
-    return f"cuda:{int(number or 0)}"
+    return f"cuda:{int(number) if number else load_cupy().cuda.Device().id}"
 
 
 def device_of(array: Array) -> str:
@@ -172,13 +195,21 @@ def use_device(device: str) -> Iterator[ModuleType]:
 
 
 def to_device(array: Array, device: str) -> Array:
-    """``array`` on ``device`` (a full name); the array itself where it is there already."""
+    """``array`` on ``device`` (a full name); the array itself where it is there already.
+
+    To a GPU CuPy copies through a pinned buffer, and nobody waits: the copy is queued on the current stream.
+    """
     if device_of(array) == device:
         return array
     if device == "cpu":
         return array.get()
     with use_device(device) as xp:
         return xp.asarray(array)
+
+
+def beside(array: Array, other: Array) -> Array:
+    """``array``, or an array of the number that it is, on the device of ``other``."""
+    return to_device(array if is_array(array) else np.asarray(array), device_of(other))
 
 
 def to_numpy(array: Array) -> Any:

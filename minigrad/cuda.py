@@ -1,8 +1,12 @@
-"""What there is of GPUs."""
+"""What there is of GPUs, which of them is the current one, and how exact their products are."""
 
 from __future__ import annotations
 
-from minigrad.backend import gpu_count
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+from minigrad.backend import check_device, gpu_count, load_cupy, use_device
 
 
 def is_available() -> bool:
@@ -21,3 +25,25 @@ def device_count() -> int:
     True
     """
     return gpu_count()
+
+
+def device(number: int) -> AbstractContextManager[Any]:
+    """A ``with`` block in which GPU ``number`` is the current one: what ``cuda`` names, and where operations run.
+
+    Operations take arrays of the current GPU. One process for each GPU is the simplest way to use several.
+    """
+    return use_device(check_device(f"cuda:{number}"))
+
+
+def synchronize() -> None:
+    """Wait until the current GPU has done all that it was asked for."""
+    load_cupy().cuda.Device().synchronize()
+
+
+def allow_tf32(allow: bool = True) -> None:
+    """Let float32 products be made of numbers rounded to 10 bits: several times as fast, exact to 3 decimals.
+
+    CuPy reads the choice once for each dtype: call this before the first product. The default is the environment's
+    CUPY_TF32, off.
+    """
+    os.environ["CUPY_TF32"] = str(int(allow))

@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -157,7 +158,8 @@ def translate(call: str, takes: str, arguments: Iterable[Any], error: Exception)
     values = [raw(v) for value in arguments for v in (value if isinstance(value, list | tuple) else [value])]
     devices, text = sorted({device_of(value) for value in values if is_array(value)}), str(error)
     if len(devices) > 1:
-        ours: MiniGradError = DeviceError("arrays of one device", f"{call} on {' and '.join(devices)}", "use .to()")
+        placed = " and ".join(f"{describe(value)} on {device_of(value)}" for value in values if is_array(value))
+        ours: MiniGradError = DeviceError(f"arrays of one device in {call}", placed, "move one with .to()")
     elif isinstance(error, MemoryError):
         ours = OutOfMemoryError("a result that fits into memory", f"{call}: {text}", "make it smaller")
     elif isinstance(error, np.exceptions.AxisError) and error.axis is not None and error.ndim is not None:
@@ -194,13 +196,14 @@ def axis_error(axis: int, ndim: int, where: str = "") -> AxisError:
 
 _ROOT = Path(__file__).parent.parent
 OURS = tuple(f"{_ROOT / package}{os.sep}" for package in ("minigrad", "nn", "optim"))
-INSIDE = (*OURS, f"{Path(np.__file__).parent}{os.sep}")
 
 
 def is_from_inside(trace: TracebackType | None) -> bool:
     """Whether no function of the user took part in what ``trace`` shows: then there is a call of his to explain."""
+    libraries = [sys.modules[name] for name in ("numpy", "cupy") if name in sys.modules]
+    inside = (*OURS, *(f"{Path(str(library.__file__)).parent}{os.sep}" for library in libraries))
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(INSIDE):
+        if not trace.tb_frame.f_code.co_filename.startswith(inside):
             return False
         trace = trace.tb_next
     return True

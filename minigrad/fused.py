@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import numpy as np
 
 from minigrad import core
-from minigrad.backend import array_module
+from minigrad.backend import array_module, raw
 from minigrad.backward import grad
 from minigrad.core import Node, Primitive
 from minigrad.explain import FOREIGN, is_clear
 from minigrad.plan import Plan
-from minigrad.recording import enable_grad
+from minigrad.recording import enable_grad, mode
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class GpuPair(NamedTuple):
+    """The kernels for arrays on a GPU; they have the parameters and the residuals of the NumPy pair."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    fits: Callable[..., bool]  # whether they take these arguments
 
 
 class Fused(Primitive[P]):
@@ -28,12 +37,14 @@ class Fused(Primitive[P]):
     and it runs where there is no kernel for the arrays. ``defforward`` gives the kernel on arrays, which returns the
     result and a dict of residuals of its own; ``defbackward`` the kernel that returns a tuple of gradients. A node
     keeps the arguments, since the definition may be asked for, and the residuals that the backward kernel names.
+    ``defgpu`` gives a second pair, which runs where arrays are on a GPU.
     """
 
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
         super().__init__(function, **facts)
         self.definition: Callable[..., Any] = function
         self.kernel: Callable[..., Any] | None = None
+        self.gpu: GpuPair | None = None
         self.asks_needs = False  # whether the forward kernel wants to know which gradients will be asked for
 
     def defforward(self, kernel: F) -> F:
@@ -46,7 +57,23 @@ class Fused(Primitive[P]):
 
     def defbackward(self, *names: str) -> Callable[[F], F]:
         """Decorate the backward kernel, which returns the gradients of ``names``; ``needs`` says which are wanted."""
-        return self.defjoint(*names)
+
+        def declare(kernel: F) -> F:
+            @functools.wraps(kernel)  # with its signature, which names the residuals
+            def pull(g: Any, *residuals: Any) -> Any:
+                on_gpu = array_module(g) is not np
+                return (self.gpu.backward if self.gpu and on_gpu else kernel)(g, *residuals)
+
+            self.defjoint(*names)(pull)
+            return kernel
+
+        return declare
+
+    def defgpu(
+        self, forward: Callable[..., Any], backward: Callable[..., Any], fits: Callable[..., bool] = lambda *_: True
+    ) -> None:
+        """Give the kernels for arrays on a GPU, and which arguments they take; others are left to the definition."""
+        self.gpu = GpuPair(forward, backward, fits)
 
     def _extras_allowed(self) -> bool:
         return True
@@ -55,7 +82,9 @@ class Fused(Primitive[P]):
         return tuple(self.position)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        if self.kernel is None or not self.runs_on(args):
+        if self.precision and mode.autocast:
+            args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
+        if self.kernel is None or not self.runs_on(args, kwargs):
             return self._defined(args, kwargs)
         return super().__call__(*args, **kwargs)
 
@@ -66,15 +95,18 @@ class Fused(Primitive[P]):
             observer.definition(self, started)
         return out
 
-    def runs_on(self, args: Sequence[Any]) -> bool:
-        """Whether there is a kernel for these arguments; the NumPy pair takes what lies on the CPU."""
-        return array_module(*[a._data if isinstance(a, core.Tensor) else a for a in args]) is np
+    def runs_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether there is a kernel for these arguments; the NumPy pair takes all that lie on the CPU."""
+        if array_module(*args) is np:
+            return True
+        return self.gpu is not None and self.gpu.fits(*map(raw, self._bind(args, dict(kwargs))))
 
     def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
         assert self.kernel is not None
+        kernel = self.gpu.forward if self.gpu and array_module(*raw) is not np else self.kernel
         asked = {"needs": plan.needs} if plan and self.asks_needs else {}
         try:
-            result: tuple[Any, dict[str, Any]] = self.kernel(*raw, **asked)
+            result: tuple[Any, dict[str, Any]] = kernel(*raw, **asked)
             return result
         except FOREIGN as error:
             if is_clear(self, error):

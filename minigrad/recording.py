@@ -17,6 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class _Mode(threading.local):
     recording = True
+    autocast: Any = None  # the half-precision dtype of products, where autocast is on
 
 
 mode = _Mode()

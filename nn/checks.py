@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array
+from minigrad.backend import Array, device_of, to_device
 from minigrad.errors import ArgumentError
 
 
@@ -50,9 +50,12 @@ def as_operand(x: Any) -> Any:
 
 
 def as_ids(ids: Any, device: str) -> Array:
-    """Token ids (an array, a Tensor, nested lists) as an array on ``device``.
+    """Token ids (an array, a Tensor, nested lists) as an array on the host or on ``device``.
+
+    Those of the host stay there: an operation checks their range before it uploads them, so that no GPU need be asked.
 
     >>> print(as_ids([[1, 2]], "cpu"))
     [[1 2]]
     """
-    return asarray(ids, device=device).data
+    array = asarray(ids).data
+    return array if device_of(array) == "cpu" else to_device(array, device)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array, accumulator, device_of
+from minigrad.backend import Array, accumulator, device_of, to_device
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from nn import functional as F
 from nn.activation import Dropout
@@ -131,7 +131,7 @@ def checked_positions(positions: Any, length: int, device: str, name: str, limit
         place, count = slice(positions.start, positions.stop), len(positions)
         first, last = positions.start, positions.stop - 1
     else:
-        place = asarray(positions, device=device).data
+        place = asarray(positions).data
         if place.dtype.kind not in "iu":
             raise DTypeError("positions as integers", f"dtype {place.dtype}")
         count = place.shape[-1] if place.ndim else 0
@@ -141,7 +141,7 @@ def checked_positions(positions: Any, length: int, device: str, name: str, limit
     if first < 0 or last >= limit:
         got = f"position {first if first < 0 else last}"
         raise IndexRangeError(f"positions from 0, below {name} = {limit}", got, f"make it with a larger {name}")
-    return place
+    return place if isinstance(place, slice) else to_device(place, device)
 
 
 def scaled_frequencies(frequencies: Any, scaling: Mapping[str, Any] | None) -> Any:

@@ -20,8 +20,14 @@ from optim.adam import Adam, AdamW
 from optim.clipping import clip_grad_norm
 from optim.groups import decay_groups
 from optim.optimizer import Optimizer
+from optim.scaler import GradScaler
 from optim.schedules import cosine_schedule, noam_schedule
 from optim.sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_grad_norm", "cosine_schedule", "decay_groups", "noam_schedule"]
+# fmt: off
+__all__ = [
+    "SGD", "Adam", "AdamW", "GradScaler", "Optimizer", "clip_grad_norm", "cosine_schedule", "decay_groups",
+    "noam_schedule",
+]
+# fmt: on
 __getattr__, __dir__ = module_names(globals())

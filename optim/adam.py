@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 from minigrad.backend import Array, array_module
 from minigrad.errors import ArgumentError
 from minigrad.tensor import Tensor
+from optim import gpu
 from optim.optimizer import Group, Optimizer, Update
 
 
@@ -82,6 +86,23 @@ class Adam(Optimizer):
             w -= s
 
         return move
+
+    def _move_on_gpu(self, active: list[tuple[int, Group, Tensor]], where: Any) -> bool:
+        if not gpu.takes([a for _, _, param in active for a in (param.data, param.grad)]):
+            return False
+        xp = array_module(active[0][2].data)
+        if self._skipped is None:
+            self._skipped = xp.zeros((), np.int64)
+        where = None if where is None else xp.asarray(where, np.bool_)
+        for group in self.param_groups:
+            mine = [(place, param) for place, owner, param in active if owner is group]
+            states = [self._counted(place, group, param) for place, param in mine]
+            weights, gradients = [param.data for _, param in mine], [param.grad for _, param in mine]
+            if mine:
+                gpu.adam(group, weights, gradients, states, self.decoupled, where, self._skipped)
+        if where is not None:
+            self._skipped += ~where
+        return True
 
 
 class AdamW(Adam):

@@ -11,6 +11,7 @@ from minigrad import parallel
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, NonFiniteError
 from minigrad.tensor import Tensor
+from optim import gpu
 from optim.groups import as_parameters, describe, gradient_of
 from optim.tiles import as_rows, map_tiles
 
@@ -38,15 +39,19 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_
     listed = [params] if isinstance(params, Tensor) else as_parameters(params)
     owners = {p: place for place, p in enumerate(listed) if p.requires_grad and p.grad is not None}
     grads = [as_rows(gradient_of(p, place)) for p, place in owners.items()]
-    with parallel.blas_threads(1):  # several would split a dot product, and its rounding, among them
-        norms = map_tiles(lambda i, rows: _norm(grads[i][rows]), grads, element_ns=0.3)
-    norm = _combine([tile for tiles in norms for tile in tiles])
+    norm = gpu.norm(grads) if gpu.takes(grads) else _combine([tile for tiles in _norms(grads) for tile in tiles])
     if error_if_nonfinite and not math.isfinite(norm):
-        bad = next(i for i, tiles in enumerate(norms) if not all(map(math.isfinite, tiles)))
+        bad = next(i for i, tiles in enumerate(_norms(grads)) if not all(map(math.isfinite, tiles)))
         name = describe(*list(owners.items())[bad])
         raise NonFiniteError("finite gradients", f"a norm of {float(norm)}, first at {name}", "mg.detect_anomaly()")
     _scale(list(owners), norm, max_norm)
     return norm
+
+
+def _norms(grads: Sequence[Array]) -> list[list[Array]]:
+    """The norms of all tiles of each gradient."""
+    with parallel.blas_threads(1):  # several would split a dot product, and its rounding, among them
+        return map_tiles(lambda i, rows: _norm(grads[i][rows]), grads, element_ns=0.3)
 
 
 def _norm(tile: Array) -> Array:
@@ -87,6 +92,9 @@ def _scale(owners: Sequence[Tensor], norm: Array, max_norm: float) -> None:
         if not getattr(grad.flags, "writeable", True):
             param.grad = grad.copy()
     grads = [as_rows(param.grad) for param in owners]
+    if gpu.takes(grads):
+        gpu.scale(grads, factor)
+        return
     factors = [factor.astype(accumulator(grad.dtype)) for grad in grads]  # a half-precision product is rounded once
 
     def scale(i: int, rows: slice) -> None:

@@ -64,6 +64,7 @@ class Optimizer:
         self.defaults = defaults
         self.param_groups: list[Group] = []
         self.state: list[dict[str, Any]] = []
+        self._skipped: Array | None = None  # on a GPU: how many of the counted steps moved nothing
         self._check(self.defaults)
         given: Any = params
         if isinstance(given, Iterable) and not isinstance(given, Tensor | set):
@@ -117,17 +118,25 @@ class Optimizer:
 
     # ---- one update -----------------------------------------------------------------------------------------------
 
-    def step(self) -> None:
+    def step(self, where: Any = None) -> None:
         """Move every parameter that has a gradient by one update, in place.
+
+        where: a boolean of shape (); if it is False nothing moves, and no step is counted. Adam and AdamW on a GPU
+        leave that choice to the device; elsewhere the host looks, and waits for it.
 
         Options and gradients are checked before anything changes. A graph that was recorded before and still needs the
         old values is stale from here on, and a backward pass through it says so.
         """
         active = self._active()
-        bodies = [self._prepare(place, group, param) for place, group, param in active]
-        map_tiles(lambda i, rows: bodies[i](rows), [as_rows(param.data) for _, _, param in active], self.element_ns)
+        if not self._move_on_gpu(active, where) and (where is None or bool(where)):
+            bodies = [self._prepare(place, group, param) for place, group, param in active]
+            map_tiles(lambda i, rows: bodies[i](rows), [as_rows(param.data) for _, _, param in active], self.element_ns)
         for _, _, param in active:
             param.data = param.data  # raises its version number
+
+    def _move_on_gpu(self, active: list[tuple[int, Group, Tensor]], where: Any) -> bool:
+        """Move all parameters by one kernel, if the subclass has one that takes them."""
+        return False
 
     def _active(self) -> list[tuple[int, Group, Tensor]]:
         """Place, group and Tensor of each parameter to update."""
@@ -141,21 +150,24 @@ class Optimizer:
                 raise ArgumentError("parameters that can be written to", f"{describe(param, place)}, read-only")
         return active
 
-    def _prepare(self, place: int, group: Group, param: Tensor) -> Callable[[slice], None]:
-        """Count the step, make the state that is missing, and return the function that updates a tile."""
-        xp, state, data = array_module(param.data), self.state[place], param.data
-        dtype = accumulator(data.dtype)  # float32 for half precision, else that of the parameter
-        half = dtype != data.dtype
-        names = self._kept(group)
-        for name in names:
+    def _counted(self, place: int, group: Group, param: Tensor) -> dict[str, Any]:
+        """The state of a parameter, with what was missing in it, and one step more."""
+        xp, state, dtype = array_module(param.data), self.state[place], accumulator(param.data.dtype)
+        for name in self._kept(group):
             if name not in state:
-                state[name] = xp.zeros_like(data, dtype=dtype)
-        if half and "master" not in state:
-            state["master"] = data.astype(dtype)
+                state[name] = xp.zeros_like(param.data, dtype=dtype)
+        if dtype != param.data.dtype and "master" not in state:
+            state["master"] = param.data.astype(dtype)
         state["step"] = state.get("step", 0) + 1
+        return state
+
+    def _prepare(self, place: int, group: Group, param: Tensor) -> Callable[[slice], None]:
+        """Count the step, and return the function that updates a tile."""
+        xp, state, data = array_module(param.data), self._counted(place, group, param), param.data
+        half = accumulator(data.dtype) != data.dtype
         update = self._update(group, state["step"])
         weights = as_rows(state["master"] if half else data)
-        stored, grad, *moments = (as_rows(array) for array in (data, param.grad, *(state[name] for name in names)))
+        stored, grad, *moments = (as_rows(a) for a in (data, param.grad, *(state[n] for n in self._kept(group))))
 
         def body(rows: slice) -> None:
             w = weights[rows]
@@ -184,9 +196,10 @@ class Optimizer:
         its metadata, and what comes back from there loads again, bit for bit.
         """
         arrays: dict[str, Array] = {}
+        skipped = 0 if self._skipped is None else int(self._skipped)
         for place, state in enumerate(self.state):
             for name, value in state.items():
-                arrays[f"{place}.{name}"] = np.array(value, np.int64) if name == "step" else value.copy()
+                arrays[f"{place}.{name}"] = np.array(value - skipped, np.int64) if name == "step" else value.copy()
         groups, start = [], 0
         for group in self.param_groups:
             self._check(group)
@@ -205,7 +218,7 @@ class Optimizer:
             raise StateError("a state dict with 'state' and 'param_groups'", got, "optimizer.state_dict() gives one")
         groups = self._loaded_groups(state_dict["param_groups"])
         state = self._loaded_state(state_dict["state"], groups)
-        self.param_groups, self.state = groups, state
+        self.param_groups, self.state, self._skipped = groups, state, None
 
     def _loaded_groups(self, saved: list[Group]) -> list[Group]:
         mine, theirs = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))

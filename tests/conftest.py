@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from simulated.default_device import make_default
 
 import minigrad as mg
 from minigrad import core
@@ -18,6 +19,18 @@ settings.register_profile("dev", max_examples=25, deadline=None)
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", default="cpu", choices=["cpu", "simulated", "cuda"],
+        help="where tensors are made: by default the CPU; tests/gpu runs on the simulated GPU, or on a real one",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") == "simulated":
+        make_default()
 
 
 def _modes() -> dict[str, Any]:

@@ -19,7 +19,7 @@ LAYERS = [
     ["fused"],
     ["ops"],
     ["kernels"],
-    ["tensor"],
+    ["tensor", "autocast"],
     ["creation", "random", "serialize", "observe", "profiling", "drawing", "anomaly", "memory"],
     ["checkpointing"],
     ["functional"],

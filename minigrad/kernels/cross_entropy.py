@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, rounded
+from minigrad.backend import Array, accumulator, array_module, beside, raw, rounded
 from minigrad.core import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.fused import fused
@@ -48,6 +48,7 @@ def cross_entropy(
     1.3863
     """
     goal = Goal.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
+    goal = goal._replace(ids=beside(goal.ids, raw(logits)), counted=beside(goal.counted, raw(logits)))
     log_p = log_softmax(astype(logits, accumulator(logits.dtype)))
     if goal.soft:
         rows = -sum(targets * log_p, -1)
@@ -84,19 +85,19 @@ class Goal(NamedTuple):
             raise ArgumentError("a label_smoothing from 0 to 1", repr(smoothing))
         if not logits or not logits[-1]:
             raise ShapeError("logits (..., V) with at least one class", f"shape {logits}")
-        raw, shape, classes = getattr(targets, "_data", targets), logits[:-1], logits[-1]
-        soft = raw.dtype.kind not in "biu"
-        if raw.dtype.kind == "b":
+        targets, shape, classes = raw(targets), logits[:-1], logits[-1]
+        soft = targets.dtype.kind not in "biu"
+        if targets.dtype.kind == "b":
             raise DTypeError("class ids or probabilities as targets", "booleans")
-        if raw.shape != (logits if soft else shape):
+        if targets.shape != (logits if soft else shape):
             hint = "classes are on the last axis of the logits; float targets are probabilities of all classes"
-            raise ShapeError(f"targets that fit logits of shape {logits}", f"{raw.dtype} {raw.shape}", hint)
-        xp = array_module(raw)
-        counted = xp.ones(shape, bool) if soft else raw != ignore_index
-        ids = xp.zeros(shape, np.int64) if soft else raw * counted
+            raise ShapeError(f"targets that fit logits of shape {logits}", f"{targets.dtype} {targets.shape}", hint)
+        xp = array_module(targets)
+        counted = xp.ones(shape, bool) if soft else targets != ignore_index
+        ids = xp.zeros(shape, np.int64) if soft else targets * counted
         check_range(ids, classes, "class")
         count = int(counted.sum()) if reduction == "mean" else 1
-        dtype = np.result_type(dtype, raw.dtype) if soft else dtype
+        dtype = np.result_type(dtype, targets.dtype) if soft else dtype
         weight = 1 / count if count else 0.0
         return cls(ids.reshape(-1), counted.reshape(-1), soft, smoothing, weight, shape, dtype)
 

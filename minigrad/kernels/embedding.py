@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, raw
+from minigrad.backend import Array, beside, raw
 from minigrad.core import sample
 from minigrad.errors import DTypeError, IndexRangeError, ShapeError
 from minigrad.fused import fused
@@ -36,6 +36,7 @@ def embedding(ids: Array, weight: Array, padding_idx: int | None = None) -> Arra
      [1. 2.]]
     """
     _check(ids, weight, padding_idx)
+    ids = beside(raw(ids), raw(weight))
     rows = take(weight, ids, 0)
     if padding_idx is None:
         return rows

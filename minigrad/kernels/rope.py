@@ -17,6 +17,7 @@ from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.backward import unbroadcast
 from minigrad.core import primitive, sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.kernels import gpu_rope
 from minigrad.ops import astype
 from minigrad.parallel import scratch
 
@@ -59,9 +60,9 @@ def apply_rope(x: Array, cos: Array, sin: Array, layout: str = "interleaved") ->
     _check(x, cos, sin, layout)
     wide = accumulator(x.dtype)
     wide_x, cos, sin = x.astype(wide, copy=False), cos.astype(wide, copy=False), sin.astype(wide, copy=False)
-    xp = array_module(x)
-    turned = _turned(wide_x, cos, sin, layout) if xp is np else _formula(xp, wide_x, cos, sin, layout)
-    return turned.astype(x.dtype, copy=False)
+    if array_module(x) is not np:
+        return gpu_rope.turned(x, cos, sin, layout)
+    return _turned(wide_x, cos, sin, layout).astype(x.dtype, copy=False)
 
 
 def _check(x: Any, cos: Any, sin: Any, layout: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.arguments import operand
-from minigrad.backend import Array, array_module, is_array, is_half, raw
+from minigrad.backend import Array, array_module, beside, is_array, is_half, raw
 from minigrad.backward import unbroadcast
 from minigrad.core import composite, primitive, sample
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
@@ -33,6 +33,18 @@ def plain_index(index: Any) -> Any:
     if isinstance(index, list):
         return np.asarray(index, dtype=None if index else np.intp)
     return raw(index)
+
+
+def placed(index: Any, x: Array) -> Any:
+    """An index for ``x``, its arrays checked against the lengths of the axes and moved beside x where that is a GPU.
+
+    CuPy would wrap indices out of range silently. Those on the host are checked there; those on a GPU make it wait.
+    """
+    if isinstance(x, np.ndarray):
+        return index
+    check_range(x.shape, index)
+    parts = index if isinstance(index, tuple) else (index,)
+    return tuple(beside(part, x) if is_array(part) else part for part in parts)
 
 
 def is_basic(index: Any) -> bool:
@@ -60,14 +72,11 @@ def getitem(x: Array, index: Any) -> Array:
     >>> print(getitem(np.array([1.0, 2.0, 3.0]), [0, 0, 2]))
     [1. 1. 3.]
     """
-    index = plain_index(index)
-    if not isinstance(x, np.ndarray):
-        check_range(x.shape, index)
-    return x[index]
+    return x[placed(plain_index(index), x)]
 
 
 def check_range(shape: tuple[int, ...], index: Any) -> None:
-    """Refuse integer arrays out of range, which CuPy would wrap silently."""
+    """Refuse integer arrays out of range."""
     parts = index if isinstance(index, tuple) else (index,)
     axis = 0
     for part in parts:
@@ -102,12 +111,12 @@ def add_at(g: Array, index: Any, shape: Any) -> Array:
     xp = array_module(g)
     if is_basic(index) or (is_array(index) and index.dtype.kind == "b"):
         out = xp.zeros(shape, g.dtype)
-        out[index] = g
+        out[placed(index, out)] = g
         return out
     if is_array(index) and index.dtype.kind in "iu" and len(shape) > 0:
-        return add_rows(shape, g.dtype, index, g)
+        return add_rows(shape, g.dtype, beside(index, g), g)
     wide = xp.zeros(shape, np.float32 if is_half(g.dtype) else g.dtype)
-    xp.add.at(wide, index, g)
+    xp.add.at(wide, placed(index, wide), g.astype(wide.dtype, copy=False))
     return wide.astype(g.dtype, copy=False)
 
 

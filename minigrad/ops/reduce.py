@@ -53,6 +53,12 @@ def kept(g: Array, mask: Array | None) -> Array:
     return g if mask is None else where(mask, g, 0)
 
 
+def chosen(x: Array, mask: Array | None, neutral: float = 0) -> Array:
+    """The array ``x``, with a neutral number where the mask of a reduction leaves an element out."""
+    xp = array_module(x)
+    return x if mask is None else xp.where(xp.broadcast_to(mask, x.shape), x, neutral)
+
+
 # ---- sums and means -------------------------------------------------------------------------------------------------
 
 
@@ -64,11 +70,10 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     [3. 3.]
     """
     xp = array_module(x)
-    x = xp.asarray(x)
-    chosen = {} if where is None else {"where": where}
+    x = chosen(xp.asarray(x), where)
     if is_half(x.dtype):
-        return rounded(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
-    return xp.sum(x, axis=axis, keepdims=keepdims, **chosen)
+        return rounded(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32), x.dtype)
+    return xp.sum(x, axis=axis, keepdims=keepdims)
 
 
 sum.defvjp(lambda g, x_shape, axis, keepdims, where: kept(spread(g, x_shape, axis, keepdims), where))
@@ -84,9 +89,8 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     xp = array_module(x)
     x = xp.asarray(x)
     n = counted(x.shape, axis, where)
-    chosen = {} if where is None else {"where": where}
     floating = x.dtype if x.dtype.kind not in "biu" else np.dtype(np.float64)
-    total = xp.sum(x, axis=axis, keepdims=keepdims, dtype=accumulator(floating), **chosen)
+    total = xp.sum(chosen(x, where), axis=axis, keepdims=keepdims, dtype=accumulator(floating))
     n = n if isinstance(n, int) else n.reshape(total.shape)
     with np.errstate(invalid="ignore", divide="ignore"):
         return rounded(xp.asarray(total / xp.asarray(n, dtype=total.dtype)), floating)
@@ -251,8 +255,19 @@ _extreme = [
 ]
 
 
-def _limits(where: Array | None, initial: Any) -> dict[str, Any]:
-    return {k: v for k, v in (("where", where), ("initial", initial)) if v is not None}
+def _largest(name: str, x: Array, axis: Axes, keepdims: bool, where: Array | None, initial: Any) -> Array:
+    """The module's ``max`` or ``min``; CuPy's knows neither ``where`` nor ``initial``."""
+    xp = array_module(x)
+    if xp is np:
+        limits = {k: v for k, v in (("where", where), ("initial", initial)) if v is not None}
+        return getattr(np, name)(x, axis=axis, keepdims=keepdims, **limits)
+    if initial is None:
+        return getattr(xp, name)(x, axis=axis, keepdims=keepdims)
+    initial = xp.asarray(initial, x.dtype)
+    x = chosen(x, where, initial)
+    if not x.size:
+        return xp.full_like(xp.sum(x, axis=axis, keepdims=keepdims), initial)
+    return getattr(xp, f"{name}imum")(getattr(xp, name)(x, axis=axis, keepdims=keepdims), initial)
 
 
 @primitive(samples=_extreme)
@@ -266,7 +281,7 @@ def max(
     >>> print(max(np.array([[1.0, 3.0], [5.0, 2.0]]), axis=1))
     [3. 5.]
     """
-    return array_module(x).max(x, axis=axis, keepdims=keepdims, **_limits(where, initial))
+    return _largest("max", x, axis, keepdims, where, initial)
 
 
 @primitive(
@@ -282,7 +297,7 @@ def min(
     >>> print(min(np.array([[1.0, 3.0], [5.0, 2.0]]), axis=1))
     [1. 2.]
     """
-    return array_module(x).min(x, axis=axis, keepdims=keepdims, **_limits(where, initial))
+    return _largest("min", x, axis, keepdims, where, initial)
 
 
 def _shared_by_ties(

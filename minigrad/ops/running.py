@@ -10,7 +10,7 @@ import numpy as np
 from minigrad.backend import Array, Axes, array_module, is_half, rounded
 from minigrad.core import primitive, sample
 from minigrad.ops.piecewise import zeros_like
-from minigrad.ops.reduce import kept, over_axes, spread
+from minigrad.ops.reduce import chosen, kept, over_axes, spread
 from minigrad.ops.shape import concatenate, flip, moveaxis, reshape
 
 __all__ = ["cumprod", "cumsum", "prod"]
@@ -26,11 +26,10 @@ def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     24.0
     """
     xp = array_module(x)
-    x = xp.asarray(x)
-    chosen = {} if where is None else {"where": where}
+    x = chosen(xp.asarray(x), where, 1)
     if is_half(x.dtype):
-        return rounded(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32, **chosen), x.dtype)
-    return xp.prod(x, axis=axis, keepdims=keepdims, **chosen)
+        return rounded(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32), x.dtype)
+    return xp.prod(x, axis=axis, keepdims=keepdims)
 
 
 def product_of_others(x: Array, axis: Axes) -> Array:

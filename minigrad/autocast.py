@@ -1,0 +1,63 @@
+"""Mixed precision: products of matrices in half precision, what is summed over many numbers in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad import ops
+from minigrad.backend import DType, as_dtype, is_half
+from minigrad.core import REGISTRY, Primitive
+from minigrad.errors import DTypeError
+from minigrad.kernels.attention import attention
+from minigrad.kernels.cross_entropy import cross_entropy
+from minigrad.kernels.layer_norm import layer_norm
+from minigrad.kernels.linear import linear
+from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
+from minigrad.kernels.rms_norm import rms_norm
+from minigrad.kernels.softmax import log_softmax, softmax
+from minigrad.kernels.swiglu_ffn import swiglu_ffn
+from minigrad.recording import mode
+
+LOW: tuple[Primitive[Any], ...] = (ops.matmul, ops.linalg.einsum_explicit, linear, swiglu_ffn, attention)
+WIDE: tuple[Any, ...] = (
+    *(ops.sum, ops.mean, ops.prod, ops.var, ops.std, ops.cumsum, ops.cumprod, ops.logsumexp),
+    *(REGISTRY["root_sum_square"], REGISTRY["root_sum_power"], rms_norm, layer_norm, softmax, log_softmax),
+    *(cross_entropy, linear_cross_entropy),
+)
+for _precision, _operations in (("low", LOW), ("wide", WIDE)):
+    for _operation in _operations:
+        _operation.precision = _precision
+
+
+class autocast:
+    """A ``with`` block in which products of matrices run in ``dtype``, float16 or bfloat16, and the rest in float32.
+
+    Cast are the arguments of ``linear``, ``swiglu_ffn``, ``matmul``, ``einsum`` and ``attention`` to ``dtype``, and
+    those of reductions, norms, softmax and losses to float32; gradients come back in the dtypes of the parameters,
+    which stay float32. float64 is left alone; ``autocast("float32")`` changes nothing. Backward passes run outside of
+    the block. float16, whose smallest number is 6e-8, needs :class:`optim.GradScaler` besides. Micikevicius et al.,
+    "Mixed Precision Training" (2018).
+
+    >>> import minigrad as mg
+    >>> x = mg.ones((2, 2), requires_grad=True)
+    >>> with autocast("float16"):
+    ...     y = x @ x
+    >>> y.sum().backward(); print(y.dtype, x.grad.dtype)
+    float16 float32
+    """
+
+    def __init__(self, dtype: DType) -> None:
+        found = as_dtype(dtype)
+        if not is_half(found) and found not in (np.float32, np.float64):
+            raise DTypeError("'bfloat16' or 'float16', or 'float32' for none", str(found))
+        self._dtype = found if is_half(found) else None
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before.append(mode.autocast)
+        mode.autocast = self._dtype
+
+    def __exit__(self, *_: object) -> None:
+        mode.autocast = self._before.pop()

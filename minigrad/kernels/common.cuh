@@ -1,0 +1,94 @@
+// What all kernels share: element types, packs of elements that are loaded at once, sums and maxima over a block.
+//
+// ELEMENT is float, double, Half or Bfloat16; numbers are computed in W, which is float for all but double. PACK is how
+// many elements a load or store moves: 16 bytes of them, or 1 where addresses or lengths do not allow that.
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+struct Half { unsigned short bits; };
+struct Bfloat16 { unsigned short bits; };
+template <class E> struct Wide { typedef float type; };
+template <> struct Wide<double> { typedef double type; };
+typedef ELEMENT T;
+typedef Wide<T>::type W;
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+__device__ inline float widen(Bfloat16 x) {
+    union { unsigned int bits; float number; } u;
+    u.bits = (unsigned int)x.bits << 16;
+    return u.number;
+}
+__device__ inline void narrow(float x, float& out) { out = x; }
+__device__ inline void narrow(double x, double& out) { out = x; }
+__device__ inline void narrow(float x, Bfloat16& out) {  // to the nearest, ties to even
+    union { unsigned int bits; float number; } u;
+    u.number = x;
+    unsigned int rounded = (u.bits + 0x7fffu + (u.bits >> 16 & 1u)) >> 16;
+    out.bits = (unsigned short)(x == x ? rounded : 0x7fc0u);
+}
+#ifdef SHIM
+inline float widen(Half x) { _Float16 h; std::memcpy(&h, &x, 2); return (float)h; }
+inline void narrow(float x, Half& out) { _Float16 h = (_Float16)x; std::memcpy(&out, &h, 2); }
+#else
+__device__ inline float widen(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+__device__ inline void narrow(float x, Half& out) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x)); }
+#endif
+
+template <int N> struct alignas(N * sizeof(T)) Pack { T at[N]; };
+
+template <int N> __device__ inline void load(const T* from, W (&to)[N]) {
+    Pack<N> pack = *reinterpret_cast<const Pack<N>*>(from);
+    for (int k = 0; k < N; k++) to[k] = widen(pack.at[k]);
+}
+template <int N> __device__ inline void store(const W (&from)[N], T* to) {
+    Pack<N> pack;
+    for (int k = 0; k < N; k++) narrow(from[k], pack.at[k]);
+    *reinterpret_cast<Pack<N>*>(to) = pack;
+}
+
+// The sum over the threads of a block, in the same order at every launch; all threads get it.
+template <class V> __device__ inline V block_sum(V value) {
+    __shared__ V of_warp[32];
+    for (int apart = 16; apart; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = threadIdx.x % 32 < blockDim.x / 32 ? of_warp[threadIdx.x % 32] : V(0);
+    for (int apart = 16; apart; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+    __syncthreads();
+    return value;
+}
+template <class V> __device__ inline V block_max(V value) {
+    __shared__ V of_warp[32];
+    for (int apart = 16; apart; apart /= 2) value = max(value, __shfl_xor_sync(~0u, value, apart));
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = of_warp[threadIdx.x % 32 < blockDim.x / 32 ? threadIdx.x % 32 : 0];
+    for (int apart = 16; apart; apart /= 2) value = max(value, __shfl_xor_sync(~0u, value, apart));
+    __syncthreads();
+    return value;
+}
+
+// The elements that a thread takes of a row: packs, blockDim.x of them apart.
+#define FOR_PACKS(c, width) for (long long c = (long long)threadIdx.x * PACK; c < (width); c += (long long)blockDim.x * PACK)
+#define FOR_LANES(k) for (int k = 0; k < PACK; k++)
+
+// The maximum of a row, 0 where it has none that is finite, and Σ e^(x - maximum), for all threads of the block.
+__device__ inline void row_total(const T* x, long long width, W& shift, W& total) {
+    W top = -INFINITY, sum = 0;
+    FOR_PACKS(c, width) {
+        W v[PACK], local = top;
+        load(x + c, v);
+        FOR_LANES(k) local = max(local, v[k]);
+        if (local > top) {
+            sum *= exp(top - local);
+            top = local;
+        }
+        if (isfinite(top)) FOR_LANES(k) sum += exp(v[k] - top);
+    }
+    shift = block_max(top);
+    if (!isfinite(shift)) shift = 0;
+    total = block_sum(top == INFINITY ? top : isfinite(top) ? sum * exp(top - shift) : sum);
+}

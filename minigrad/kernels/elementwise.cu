@@ -1,0 +1,84 @@
+// Activations, forward and backward: each thread takes one pack. The backward kernels compute again what a NumPy kernel
+// would keep, since an exponential costs less than a load.
+
+#define FOR_ALL(c, size) \
+    for (long long c = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * PACK; c < (size); \
+         c += (long long)gridDim.x * blockDim.x * PACK)
+
+__device__ inline W logistic(W x) { return 1 / (1 + exp(-x)); }
+__device__ inline W silu_slope(W x, W s) { return s * (1 + x * (1 - s)); }
+
+extern "C" __global__ void silu(const T* x, T* y, long long size) {
+    FOR_ALL(c, size) {
+        W v[PACK];
+        load(x + c, v);
+        FOR_LANES(k) v[k] *= logistic(v[k]);
+        store(v, y + c);
+    }
+}
+
+extern "C" __global__ void silu_backward(const T* g, const T* x, T* dx, long long size) {
+    FOR_ALL(c, size) {
+        W u[PACK], v[PACK];
+        load(g + c, u);
+        load(x + c, v);
+        FOR_LANES(k) v[k] = u[k] * silu_slope(v[k], logistic(v[k]));
+        store(v, dx + c);
+    }
+}
+
+extern "C" __global__ void swiglu(const T* gate, const T* up, T* y, long long size) {
+    FOR_ALL(c, size) {
+        W a[PACK], b[PACK];
+        load(gate + c, a);
+        load(up + c, b);
+        FOR_LANES(k) a[k] *= logistic(a[k]) * b[k];
+        store(a, y + c);
+    }
+}
+
+extern "C" __global__ void swiglu_backward(const T* g, const T* gate, const T* up, T* dgate, T* dup, long long size) {
+    FOR_ALL(c, size) {
+        W u[PACK], a[PACK], b[PACK];
+        load(g + c, u);
+        load(gate + c, a);
+        load(up + c, b);
+        FOR_LANES(k) {
+            W s = logistic(a[k]);
+            b[k] *= u[k] * silu_slope(a[k], s);
+            a[k] *= u[k] * s;
+        }
+        store(b, dgate + c);
+        store(a, dup + c);
+    }
+}
+
+// Φ(x), exact or by (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2 = σ(2 √(2/π) (x + 0.044715 x³)).
+__device__ inline W inner(W x) { return W(1.5957691216057308) * (x + W(0.044715) * x * x * x); }
+__device__ inline W normal(W x, int exact) {
+    return exact ? W(0.5) + W(0.5) * erf(x * W(0.7071067811865476)) : logistic(inner(x));
+}
+
+extern "C" __global__ void gelu(const T* x, T* y, long long size, int exact) {
+    FOR_ALL(c, size) {
+        W v[PACK];
+        load(x + c, v);
+        FOR_LANES(k) v[k] *= normal(v[k], exact);
+        store(v, y + c);
+    }
+}
+
+extern "C" __global__ void gelu_backward(const T* g, const T* x, T* dx, long long size, int exact) {
+    FOR_ALL(c, size) {
+        W u[PACK], v[PACK];
+        load(g + c, u);
+        load(x + c, v);
+        FOR_LANES(k) {
+            W p = normal(v[k], exact);
+            W density = exact ? W(0.3989422804014327) * exp(W(-0.5) * v[k] * v[k])
+                              : p * (1 - p) * W(1.5957691216057308) * (1 + W(3 * 0.044715) * v[k] * v[k]);
+            v[k] = u[k] * (p + v[k] * density);
+        }
+        store(v, dx + c);
+    }
+}

@@ -1,0 +1,117 @@
+"""Attention on a GPU: what ``attention.cu`` needs to know of a call."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, array_module, to_device
+from minigrad.kernels.attention import attention
+from minigrad.kernels.attention_tiles import band, scale_of, sizes_of
+from minigrad.kernels.gpu import THREADS, launch, uniform
+
+KEYS, FAR = 32, 1 << 40
+
+
+def _fits(
+    q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, dropout_p: float, seed: int, window: Any
+) -> bool:
+    """Heads of up to 128 features, of floats of at most 32 bits; masks and dropout are left to the definition."""
+    return (
+        uniform(q, k, v)
+        and q.itemsize <= 4
+        and mask is None
+        and not dropout_p
+        and all(x.ndim >= 2 and x.size for x in (q, k, v))
+        and k.shape == v.shape
+        and q.shape[-1] <= 128
+        and q.shape[:-3] == k.shape[:-3]
+        and (1, *q.shape)[-3] % (1, *k.shape)[-3] == 0
+    )
+
+
+class _Call:
+    """A call brought to one form: q (n, h·group, queries, d), k and v (n, h, keys, d)."""
+
+    def __init__(self, q: Array, k: Array, v: Array, is_causal: bool, scale: Any, window: Any) -> None:
+        self.xp, self.sizes, self.d = array_module(q), sizes_of(q, k, v, None), q.shape[-1]
+        n, h, group = math.prod(self.sizes.lead), self.sizes.heads, self.sizes.group
+        self.rows, self.heads = n * h * group, n * h
+        self.queries, self.keys = q.shape[-2], k.shape[-2]
+        self.head = -(-self.d // 16) * 16
+        self.tile = 16 if self.head > 64 else 32
+        self.scale = scale_of(scale, q)
+        left, right = (FAR if x == math.inf else int(x) for x in band(is_causal, window))
+        self.numbers = (h, group, self.queries, self.keys, self.d, left, right)
+
+    def form(self, x: Array, heads: int) -> Array:
+        """``x`` with axes (n, heads, t, d), as a view where that can be."""
+        x = x if x.strides[-1] == x.itemsize else self.xp.ascontiguousarray(x)
+        return x.reshape(math.prod(self.sizes.lead), heads, *x.shape[-2:])
+
+    def forms(self, wide: Sequence[Array], narrow: Sequence[Array]) -> list[Array]:
+        """Arrays like q and arrays like k."""
+        h, group = self.sizes.heads, self.sizes.group
+        return [self.form(x, h * group) for x in wide] + [self.form(x, h) for x in narrow]
+
+    def like(self, x: Array) -> Array:
+        """An array for results in the memory order of x, so that transposed heads give transposed heads."""
+        return self.xp.empty_like(x) if x.ndim <= 4 else self.xp.empty(x.shape, x.dtype)
+
+    def launch(self, name: str, grid: tuple[int, int], places: dict[str, Array], *args: Any) -> None:
+        """Launch a kernel; ``places`` are the arrays whose strides it needs, by their names in the source."""
+        steps = {n: [x.strides[axis] // x.itemsize for axis in range(3)] for n, x in places.items()}
+        strides = [s for n in ("q", "k", "v", "g", "out", "dq", "dk", "dv") for s in steps.get(n, (0, 0, 0))]
+        call = _uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers))
+        inputs = list(places.values())
+        aligned = all(x.data.ptr % (4 * x.itemsize) == 0 for x in inputs) and not any(s % 4 for s in strides)
+        args = (*args, call, float(self.scale))
+        launch("attention.cu", name, inputs[0], 4 if aligned else 1, grid, THREADS, *args, HEAD=self.head)
+
+
+@functools.lru_cache(maxsize=256)
+def _uploaded(xp: Any, device: int, numbers: tuple[int, ...]) -> Array:
+    """The facts of a call on the device; the same call again costs no upload."""
+    return to_device(np.array(numbers, np.int64), f"cuda:{device}")
+
+
+def _tiles(length: int, tile: int) -> int:
+    return -(-length // tile)
+
+
+def _forward(
+    q: Array, k: Array, v: Array, mask: None, is_causal: Any, scale: Any, dropout_p: Any, seed: Any, window: Any
+) -> tuple[Array, dict[str, Any]]:
+    call = _Call(q, k, v, is_causal, scale, window)
+    result = call.like(q)
+    q, out, k, v = call.forms((q, result), (k, v))
+    total, shift = (call.xp.empty((call.rows, call.queries), np.float32) for _ in range(2))
+    places = {"q": q, "k": k, "v": v, "out": out}
+    call.launch("forward", (call.rows, _tiles(call.queries, call.tile)), places, q, k, v, out, total, shift)
+    return result, {"total": total, "shift": shift}
+
+
+def _backward(
+    g: Array, q: Array, k: Array, v: Array, mask: None, is_causal: Any, scale: Any, dropout_p: Any, seed: Any,
+    window: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
+) -> tuple[Any, ...]:  # fmt: skip
+    call = _Call(q, k, v, is_causal, scale, window)
+    gradients = [call.like(x) for x in (q, k, v)]
+    q, g, out, dq, k, v, dk, dv = call.forms((q, g, out, gradients[0]), (k, v, *gradients[1:]))
+    dots = call.xp.empty(total.shape, np.float32)
+    places = {"q": q, "k": k, "v": v, "g": g, "out": out, "dq": dq, "dk": dk, "dv": dv}
+    queries = (call.rows, _tiles(call.queries, call.tile))
+    call.launch("row_dots", (call.rows, _tiles(call.queries, THREADS // 32)), places, g, out, dots)
+    if needs[0]:
+        call.launch("backward_q", queries, places, q, k, v, g, total, shift, dots, dq)
+    if needs[1] or needs[2]:
+        keys = (call.heads, _tiles(call.keys, KEYS))
+        call.launch("backward_kv", keys, places, q, k, v, g, total, shift, dots, dk, dv)
+    return *(x if need else None for x, need in zip(gradients, needs, strict=False)), None
+
+
+attention.defgpu(_forward, _backward, _fits)

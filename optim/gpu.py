@@ -1,0 +1,67 @@
+"""Clipping and Adam on a GPU: one kernel over all parameters, which the host does not wait for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, accumulator, array_module
+from minigrad.kernels.gpu import THREADS, launch, uniform
+
+SOURCE, CHUNK = Path(__file__).with_name("multi_tensor.cu"), 16384
+FIELDS = ("weight", "gradient", "mean", "square", "master")
+
+
+def takes(arrays: Sequence[Array]) -> bool:
+    """Whether the kernels take these arrays: there are some, on one GPU, contiguous, of one dtype below float64."""
+    return bool(arrays) and uniform(*arrays) and arrays[0].itemsize <= 4 and all(a.flags.c_contiguous for a in arrays)
+
+
+@functools.lru_cache(maxsize=64)
+def _chunks(xp: Any, device: int, sizes: tuple[int, ...]) -> Array:
+    """For each block the number of its array, and where in it the block begins."""
+    return xp.asarray(np.array([(i, start) for i, n in enumerate(sizes) for start in range(0, n, CHUNK)], np.int64))
+
+
+def _launch(name: str, columns: dict[str, Sequence[Array]], *args: Any, steps: Sequence[int] = (), **made: Any) -> Any:
+    """Launch a kernel over the arrays of ``columns``, which go into a table of pointers. Gives ``made`` its blocks."""
+    arrays = next(iter(columns.values()))
+    xp, sizes = array_module(*arrays), tuple(int(a.size) for a in arrays)
+    chunks = _chunks(xp, xp.cuda.Device().id, sizes)
+    rows = [[columns[f][i].data.ptr if f in columns else 0 for f in FIELDS] for i in range(len(sizes))]
+    table = np.array([[*row, n, t] for row, n, t in zip(rows, sizes, steps or [0] * len(sizes), strict=True)], np.int64)
+    aligned = all(array.data.ptr % 16 == 0 for column in columns.values() for array in column)
+    pack = 16 // int(arrays[0].itemsize) if aligned else 1
+    args = (*args, *(xp.empty(len(chunks), dtype) for dtype in made.values()))
+    if len(chunks):
+        launch(SOURCE, name, arrays[0], pack, len(chunks), THREADS, xp.asarray(table), chunks, *args)
+    return args[-1] if made else None
+
+
+def norm(gradients: Sequence[Array]) -> Array:
+    """√(Σ g²) over all arrays, summed in float64, whose range no square of a float32 leaves."""
+    sums = _launch("square_sums", {"gradient": gradients}, sums=np.float64)
+    return array_module(sums).sqrt(sums.sum())
+
+
+def scale(gradients: Sequence[Array], factor: Array) -> None:
+    """Multiply all arrays by a float64 number on the device, in place."""
+    _launch("scale", {"gradient": gradients}, factor)
+
+
+def adam(
+    group: dict[str, Any], weights: Sequence[Array], gradients: Sequence[Array], states: Sequence[dict[str, Any]],
+    decoupled: bool, where: Array | None, skipped: Array,
+) -> None:  # fmt: skip
+    """One step of Adam on all weights of a group, unless ``where`` is False; ``skipped`` of their steps were none."""
+    columns = {"weight": weights, "gradient": gradients}
+    columns |= {"mean": [s["exp_avg"] for s in states], "square": [s["exp_avg_sq"] for s in states]}
+    if accumulator(weights[0].dtype) != weights[0].dtype:
+        columns["master"] = [s["master"] for s in states]
+    options = [np.float64(x) for x in (group["lr"], *group["betas"], group["eps"], group["weight_decay"])]
+    steps = [s["step"] for s in states]
+    _launch("adam", columns, where, skipped, *options, np.int32(decoupled), steps=steps)

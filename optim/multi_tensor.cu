@@ -1,0 +1,79 @@
+// One kernel over many arrays: a block takes CHUNK elements of one of them. `chunks` says which, and from where on.
+
+#define CHUNK 16384
+
+struct Entry {
+    T *weight, *gradient;
+    W *mean, *square, *master;  // master is null where the weight itself is of W
+    long long size, step;
+};
+
+#define FOR_CHUNK(c, entry) \
+    long long start = chunks[2 * blockIdx.x + 1], stop = min(start + CHUNK, entry.size); \
+    for (long long c = start + (long long)threadIdx.x * PACK; c < stop; c += (long long)blockDim.x * PACK)
+
+// Elements c … of an array, as many of a pack as there are before stop.
+template <class E> __device__ inline void fetch(const E* from, long long c, long long stop, W (&to)[PACK]) {
+    FOR_LANES(k) to[k] = c + k < stop ? (W)widen(from[c + k]) : 0;
+}
+__device__ inline void fetch(const T* from, long long c, long long stop, W (&to)[PACK], bool whole) {
+    if (whole) load(from + c, to); else fetch(from, c, stop, to);
+}
+
+extern "C" __global__ void square_sums(const Entry* entries, const long long* chunks, double* sums) {
+    Entry entry = entries[chunks[2 * blockIdx.x]];
+    double sum = 0;
+    FOR_CHUNK(c, entry) {
+        W g[PACK];
+        fetch(entry.gradient, c, stop, g, c + PACK <= stop);
+        FOR_LANES(k) sum += (double)g[k] * g[k];
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+extern "C" __global__ void scale(const Entry* entries, const long long* chunks, const double* factor) {
+    Entry entry = entries[chunks[2 * blockIdx.x]];
+    W by = (W)*factor;
+    FOR_CHUNK(c, entry) {
+        W g[PACK];
+        fetch(entry.gradient, c, stop, g, c + PACK <= stop);
+        FOR_LANES(k) if (c + k < stop) narrow(g[k] * by, entry.gradient[c + k]);
+    }
+}
+
+// A step of Adam, or of AdamW where `decoupled`; none at all where `where` is false. A master copy collects what half
+// precision can't hold; where somebody else assigned an entry of the weight, it follows.
+extern "C" __global__ void adam(const Entry* entries, const long long* chunks, const bool* where,
+                                const long long* skipped, double lr, double beta1, double beta2, double eps,
+                                double decay, int decoupled) {
+    if (where && !*where) return;
+    Entry entry = entries[chunks[2 * blockIdx.x]];
+    double step = (double)(entry.step - *skipped), root_of = sqrt(1 - pow(beta2, step));
+    W root = (W)root_of, rate = (W)(lr * root_of / (1 - pow(beta1, step)));
+    W b1 = (W)beta1, b2 = (W)beta2, rest1 = (W)(1 - beta1), rest2 = (W)(1 - beta2), kept = (W)(1 - lr * decay);
+    FOR_CHUNK(c, entry) {
+        W g[PACK], stored[PACK];
+        bool whole = c + PACK <= stop;
+        fetch(entry.gradient, c, stop, g, whole);
+        fetch(entry.weight, c, stop, stored, whole);
+        FOR_LANES(k) {
+            if (c + k >= stop) break;
+            W w = stored[k], m = entry.mean[c + k], v = entry.square[c + k];
+            if (entry.master) {
+                W master = entry.master[c + k];
+                T rounded;
+                narrow(master, rounded);
+                if (widen(rounded) == w) w = master;
+            }
+            if (decoupled) w *= kept; else g[k] += (W)decay * w;
+            m = m * b1 + g[k] * rest1;
+            v = v * b2 + g[k] * g[k] * rest2;
+            w -= m / (sqrt(v) + (W)eps * root) * rate;
+            entry.mean[c + k] = m;
+            entry.square[c + k] = v;
+            if (entry.master) entry.master[c + k] = w;
+            narrow(w, entry.weight[c + k]);
+        }
+    }
+}

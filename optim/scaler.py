@@ -1,0 +1,131 @@
+"""Loss scaling: gradients of float16 kept above its smallest number, and steps left out where they overflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, array_module, is_floating
+from minigrad.errors import ArgumentError, GraphError
+from minigrad.tensor import Tensor
+from optim import gpu
+from optim.optimizer import Optimizer
+
+
+class GradScaler:
+    """Multiplies the loss by a large number, and divides the gradients by it again, as in PyTorch.
+
+    ::
+
+        for ...:
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)                        only needed for clipping
+            optim.clip_grad_norm(model.parameters(), 1.0)
+            scaler.step(optimizer)                            moves nothing where a gradient is not finite
+            scaler.update()
+
+    A step with a gradient that is not finite is left out, ``skipped`` counts it, and ``update`` multiplies the scale by
+    backoff_factor; after growth_interval good steps in a row it multiplies it by growth_factor. All that is chosen on
+    the device of the gradients: on a GPU nobody waits. ``enabled=False`` makes every method do what it would do without
+    a scaler. Micikevicius et al., "Mixed Precision Training" (2018).
+
+    >>> import minigrad as mg
+    >>> from optim import SGD
+    >>> w, scaler = mg.Tensor([1.0], requires_grad=True), GradScaler(init_scale=1024.0)
+    >>> optimizer = SGD([w], lr=0.5)
+    >>> scaler.scale((w * w).sum()).backward(); print(w.grad)
+    [2048.]
+    >>> scaler.step(optimizer); scaler.update(); print(w.data, scaler.get_scale(), scaler.skipped)
+    [0.] 1024.0 0
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        if not (init_scale > 0 and growth_factor >= 1 and 0 < backoff_factor <= 1 and growth_interval >= 1):
+            got = f"{init_scale}, {growth_factor}, {backoff_factor}, {growth_interval}"
+            raise ArgumentError(
+                "init_scale > 0, growth_factor >= 1, 0 < backoff_factor <= 1, growth_interval >= 1", got
+            )
+        self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
+        self.enabled = enabled
+        self._state: Array = np.array([init_scale, 0.0, 0.0])  # scale, good steps in a row, steps left out
+        self._finite: dict[int, Array] = {}  # for each optimizer whose gradients were divided: are they finite
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the scale, in at least float32."""
+        if not self.enabled:
+            return loss
+        if not is_floating(loss.dtype):
+            raise ArgumentError("a loss, a floating-point Tensor", str(loss.dtype))
+        self._state = array_module(loss.data).asarray(self._state)
+        scaled: Tensor = loss * self._state[0].astype(np.result_type(loss.dtype, np.float32))
+        return scaled
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the gradients of an optimizer by the scale, once between two updates."""
+        if not self.enabled:
+            return
+        if id(optimizer) in self._finite:
+            raise GraphError("one unscale_ between two updates", "a second one", "call update() after each step()")
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        grads: list[Array] = [p.grad for p in params if p.grad is not None]
+        factor = 1 / self._state[0]
+        if gpu.takes(grads):
+            gpu.scale(grads, factor)
+            self._finite[id(optimizer)] = array_module(factor).isfinite(gpu.norm(grads))
+            return
+        xp = array_module(factor, *grads)
+        finite = xp.asarray(np.True_)
+        for param, grad in zip(params, grads, strict=True):
+            with np.errstate(over="ignore", invalid="ignore"):
+                param.grad = (grad * factor).astype(grad.dtype)
+            finite = finite & xp.isfinite(param.grad).all()
+        self._finite[id(optimizer)] = finite
+
+    def step(self, optimizer: Optimizer, where: Any = None) -> None:
+        """The optimizer's step, left out where a gradient is not finite, or ``where`` is False."""
+        if not self.enabled:
+            optimizer.step(where)
+            return
+        if id(optimizer) not in self._finite:
+            self.unscale_(optimizer)
+        finite = self._finite[id(optimizer)]
+        optimizer.step(finite if where is None else finite & where)
+
+    def update(self) -> None:
+        """Choose the next scale from what the steps since the last update met."""
+        if not self.enabled or not self._finite:
+            return
+        xp = array_module(self._state)
+        finite = xp.stack([xp.asarray(part) for part in self._finite.values()]).all()
+        self._finite.clear()
+        scale, run, skipped = self._state
+        run = xp.where(finite, run + 1, 0.0)
+        grown = run == self.growth_interval
+        factor = xp.where(finite, xp.where(grown, self.growth_factor, 1.0), self.backoff_factor)
+        self._state = xp.stack([scale * factor, xp.where(grown, 0.0, run), skipped + ~finite])
+
+    def get_scale(self) -> float:
+        """The scale; waits for the device."""
+        return float(self._state[0]) if self.enabled else 1.0
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were left out so far; waits for the device."""
+        return int(self._state[2])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on, ready for JSON."""
+        names = ("scale", "good_steps", "skipped")
+        return dict(zip(names, self._state.tolist(), strict=True))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken."""
+        self._state = np.array([float(state[name]) for name in ("scale", "good_steps", "skipped")])

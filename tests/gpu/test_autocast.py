@@ -1,0 +1,133 @@
+"""Mixed precision on the CPU and on the GPU: which dtypes meet where, beside torch's, and scaled losses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import minigrad as mg
+import nn
+import optim
+from minigrad.backend import as_dtype, to_numpy
+from nn import functional as F
+
+HALVES = ["float16", "bfloat16"]
+
+
+@pytest.fixture(params=HALVES)
+def half(request: pytest.FixtureRequest) -> Any:
+    if request.param == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
+    return as_dtype(request.param)
+
+
+def test_products_are_narrow_and_sums_are_wide(half: Any) -> None:
+    x = mg.Tensor(np.random.default_rng(0).standard_normal((2, 3, 4, 4)), dtype="float32", requires_grad=True)
+    with mg.autocast(half):
+        products = [x @ x, F.linear(x, x[0, 0]), mg.einsum("abij,abjk->abik", x, x)]
+        products.append(F.scaled_dot_product_attention(x, x, x))
+        narrow = products[0]
+        sums = [narrow.sum(), narrow.mean(), narrow.var(), narrow.norm(), narrow.logsumexp(), mg.softmax(narrow)]
+        sums += [F.rms_norm(narrow), F.layer_norm(narrow), F.cross_entropy(narrow, np.zeros((2, 3, 4), np.int64))]
+        assert (x + x).dtype == np.float32 and F.silu(narrow).dtype == half
+        assert (x.astype("float64") @ x.astype("float64")).dtype == np.float64
+        with mg.autocast("float32"):
+            assert (x @ x).dtype == np.float32
+    assert [p.dtype for p in products] == [half] * len(products)
+    assert [s.dtype for s in sums] == [np.float32] * len(sums)
+    assert (x @ x).dtype == np.float32
+    (sums[0] + sums[-1]).backward()
+    assert x.grad is not None and x.grad.dtype == np.float32
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_is_close_to_float32_and_to_torch_in_mixed_precision(device: str, half: Any, gpu: Any) -> None:
+    """The gradients differ from those of float32 by roundings of half precision alone; their dtype is float32."""
+    mg.random.seed(0)
+    model = nn.TransformerLM(40, context_length=16, d_model=32, num_layers=2, num_heads=2, device=device)
+    ids = np.random.default_rng(0).integers(0, 40, (2, 17))
+    found = []
+    for dtype in ("float32", half):
+        model.zero_grad()
+        with mg.autocast(dtype):
+            loss = model.loss(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        found.append((loss.item(), {n: to_numpy(p.grad) for n, p in model.named_parameters() if p.grad is not None}))
+    (exact, wide), (near, narrow) = found
+    eps = float(np.finfo(np.float16).eps if half == np.float16 else 2.0**-7)
+    assert near != exact and abs(near - exact) < 2 * eps * exact
+    for name, g in wide.items():
+        assert narrow[name].dtype == np.float32
+        assert np.abs(narrow[name] - g).max() < 16 * eps * np.abs(g).max(), name
+
+
+def test_a_product_is_that_of_torch(half: Any) -> None:
+    a, b = (np.random.default_rng(k).standard_normal((8, 8)).astype(np.float32) for k in (0, 1))
+    with mg.autocast(half):
+        ours = mg.matmul(mg.Tensor(a), mg.Tensor(b)).astype("float32")
+    with torch.autocast("cpu", getattr(torch, half.name)):
+        theirs = (torch.tensor(a) @ torch.tensor(b)).float().numpy()
+    np.testing.assert_allclose(ours.data, theirs, rtol=2.0**-7 if half != np.float16 else 2.0**-10, atol=1e-2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_scales_grow_fall_and_leave_steps_out(device: str, gpu: Any) -> None:
+    w = mg.Tensor([1.0, 2.0], dtype="float32", device=device, requires_grad=True)
+    optimizer = optim.AdamW([w], lr=0.1, weight_decay=0.0)
+    scaler = optim.GradScaler(init_scale=4.0, growth_interval=2)
+    scales, before = [], w.numpy().copy()
+    for factor in (1.0, math.inf, 1.0, 1.0, math.nan):
+        optimizer.zero_grad()
+        scaler.scale((w * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    assert scales == [4.0, 2.0, 2.0, 4.0, 2.0]
+    assert scaler.skipped == 2
+    assert int(optimizer.state_dict()["state"]["0.step"]) == 3
+    np.testing.assert_allclose(w.numpy(), before - 0.3, rtol=1e-6)  # a constant gradient: each step moves by lr
+    again = optim.GradScaler()
+    again.load_state_dict(scaler.state_dict())
+    assert again.get_scale() == 2.0 and again.skipped == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_power_of_two_changes_no_step(device: str, gpu: Any) -> None:
+    results = []
+    for enabled in (True, False):
+        mg.random.seed(0)
+        layer = nn.Linear(5, 3, device=device)
+        optimizer, scaler = optim.AdamW(layer.parameters(), lr=0.1), optim.GradScaler(enabled=enabled)
+        for k in range(3):
+            x = mg.Tensor(np.random.default_rng(k).standard_normal((4, 5)), dtype="float32", device=device)
+            optimizer.zero_grad()
+            scaler.scale((layer(x) ** 2).mean()).backward()
+            scaler.unscale_(optimizer)
+            optim.clip_grad_norm(layer.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(layer.weight.numpy().tobytes())
+    assert results[0] == results[1]
+
+
+def test_scaling_waits_for_nothing(simulated: Any) -> None:
+    w = mg.ones((4, 4), device="cuda", requires_grad=True)
+    optimizer, scaler = optim.AdamW([w]), optim.GradScaler()
+    before = simulated.synchronisations
+    for _ in range(2):
+        optimizer.zero_grad()
+        with mg.autocast("float16"):
+            loss = (w @ w).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        optim.clip_grad_norm([w], 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert simulated.synchronisations == before
+    with pytest.raises(RuntimeError, match="a second one"):
+        scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)

@@ -1,0 +1,66 @@
+"""Every kernel by NVIDIA's own compiler, for two generations of GPUs, with warnings as errors.
+
+``python tests/gpu/test_compiled.py`` prints registers and spills of each kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad.kernels.gpu as kernels
+import optim
+from gpu import nvidia
+from minigrad.backend import as_dtype
+
+SOURCES = sorted([*kernels.HERE.glob("*.cu"), *Path(optim.__file__).parent.glob("*.cu")])
+TARGETS = ["80", "90"]
+PACKS = {"rope.cu": 2, "attention.cu": 4}  # those that don't load 16 bytes at a time
+needs_nvrtc = pytest.mark.skipif(nvidia.NVRTC is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
+needs_ptxas = pytest.mark.skipif(nvidia.PTXAS is None, reason="needs ptxas: pip install nvidia-cuda-nvcc-cu12")
+
+
+def variants(path: Path) -> Iterator[tuple[Any, int, tuple[tuple[str, int], ...]]]:
+    """The dtypes, packs and other choices for which a source is compiled."""
+    heads = (32, 64, 96, 128) if path.name == "attention.cu" else (None,)
+    for name in ("float32", "float64", "float16", "bfloat16"):
+        if name == "bfloat16":
+            pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
+        dtype = as_dtype(name)
+        if path.name == "attention.cu" and dtype == np.float64:
+            continue
+        for pack in {1, PACKS.get(path.name, 16 // dtype.itemsize)}:
+            for head in heads:
+                yield dtype, pack, () if head is None else (("HEAD", head),)
+
+
+@needs_nvrtc
+@needs_ptxas
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_it_compiles_without_warnings_and_spills(path: Path, target: str) -> None:
+    for dtype, pack, defines in variants(path):
+        ptx = nvidia.to_ptx(kernels.source(path), kernels.options(dtype, pack, defines), target)
+        reports = nvidia.assemble(ptx, target)
+        assert reports and all(report.spilled == 0 and report.shared <= 48 << 10 for report in reports)
+
+
+@needs_nvrtc
+def test_an_error_and_a_warning_are_noticed() -> None:
+    for code in ("__global__ void f() { undefined(); }", "__global__ void f() { int unused; }"):
+        with pytest.raises(RuntimeError, match=r"undefined|never referenced"):
+            nvidia.to_ptx(code, ("-std=c++17",), "90")
+
+
+if __name__ == "__main__":
+    print(f"{'kernel':36}{'registers':>10}{'spilled':>9}{'shared':>8}   (bfloat16, sm_90)")
+    for source in SOURCES:
+        *_, (dtype, pack, defines) = variants(source)
+        ptx = nvidia.to_ptx(kernels.source(source), kernels.options(dtype, pack, defines), "90")
+        for report in sorted(nvidia.assemble(ptx, "90")):
+            label = f"{source.name}: {report.name}" + "".join(f" {k}={v}" for k, v in defines)
+            print(f"{label:36}{report.registers:10}{report.spilled:9}{report.shared:8}")

@@ -1,0 +1,97 @@
+"""Clipping and optimizers on the GPU beside the CPU's: one kernel over all parameters, nobody waits for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+import optim
+from minigrad.backend import as_dtype, to_numpy
+
+SHAPES = [(3, 5), (), (40, 1000), (7,), (0,), (2, 8)]
+ROUNDING = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+
+
+def parameters(dtype: str, device: str) -> list[mg.Tensor]:
+    rng = np.random.default_rng(0)
+    return [mg.Tensor(rng.standard_normal(s), dtype=dtype, device=device, requires_grad=True) for s in SHAPES]
+
+
+def set_gradients(params: list[mg.Tensor], seed: int, scale: float = 1.0) -> None:
+    rng = np.random.default_rng(seed)
+    for p in params:
+        p.grad = mg.Tensor(scale * rng.standard_normal(p.shape), dtype=p.dtype, device=p.device).data
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.Adam, optim.SGD])
+def test_steps_are_those_of_the_cpu(kind: Any, dtype: str, gpu: Any) -> None:
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
+    as_dtype(dtype)
+    results = []
+    for device in ("cpu", "cuda"):
+        params = parameters(dtype, device)
+        options = {"momentum": 0.9} if kind is optim.SGD else {}
+        groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "lr": 0.02}]
+        optimizer = kind(groups, lr=0.01, **options)
+        norms = []
+        for step in range(5):
+            set_gradients(params, step, 10.0)
+            norms.append(float(optim.clip_grad_norm(params, 1.0)))
+            optimizer.step()
+        state = optimizer.state_dict()["state"]
+        results.append(([to_numpy(p.data) for p in params], norms, {k: to_numpy(v) for k, v in state.items()}))
+    (ours, norms, state), (theirs, expected, wanted) = results
+    np.testing.assert_allclose(norms, expected, rtol=ROUNDING[dtype])
+    assert state.keys() == wanted.keys()
+    for a, b in [*zip(ours, theirs, strict=True), *((state[k], wanted[k]) for k in state)]:
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a.astype(float), b.astype(float), ROUNDING[dtype], ROUNDING[dtype])
+
+
+def test_a_step_that_is_left_out_moves_and_counts_nothing(gpu: Any) -> None:
+    """As if the skipped one had never been, and the host never waited."""
+    results = []
+    for skip in (True, False):
+        params = parameters("float32", "cuda")
+        optimizer = optim.AdamW(params, lr=0.01)
+        for step in range(3):
+            set_gradients(params, step)
+            optimizer.step(where=gpu.asarray(np.array(True)))
+            if skip:
+                set_gradients(params, 9)
+                assert params[0].grad is not None
+                params[0].grad[0, 0] = math.nan
+                optimizer.step(where=gpu.isfinite(params[0].grad).all())
+        results.append([to_numpy(p.data).tobytes() for p in params])
+        assert int(optimizer.state_dict()["state"]["0.step"]) == 3
+    assert results[0] == results[1]
+
+
+def test_clipping_and_adam_wait_for_nothing(simulated: Any) -> None:
+    params = parameters("float32", "cuda")
+    optimizer = optim.AdamW(params)
+    set_gradients(params, 0)
+    before = simulated.synchronisations
+    norm = optim.clip_grad_norm(params, 1.0)
+    optimizer.step(where=norm < 1e9)
+    assert simulated.synchronisations == before
+    assert float(norm) > 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_changes_nothing(bad: float, gpu: Any) -> None:
+    params = parameters("float32", "cuda")
+    set_gradients(params, 0)
+    assert params[3].grad is not None
+    params[3].grad[0] = bad
+    before = [to_numpy(p.grad).tobytes() for p in params]
+    assert not math.isfinite(float(optim.clip_grad_norm(params, 1.0)))
+    assert [to_numpy(p.grad).tobytes() for p in params] == before
+    with pytest.raises(FloatingPointError, match="first at parameter 3"):
+        optim.clip_grad_norm(params, 1.0, error_if_nonfinite=True)

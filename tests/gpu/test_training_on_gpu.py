@@ -1,0 +1,96 @@
+"""The trainer on the GPU: the CPU's losses, and between two lines of the log the host waits for nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import train_lm
+import training_loop
+
+import minigrad as mg
+import nn
+import optim
+
+FLAGS = [
+    *("--n-layer", "2", "--n-head", "2", "--n-embd", "32", "--block-size", "16", "--batch-size", "4"),
+    *("--max-iters", "20", "--warmup-iters", "5", "--log-interval", "5", "--eval-iters", "1", "--sample-tokens", "3"),
+    *("--no-progress", "--checkpoint-interval", "10", "--seed", "3"),
+]
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line[key]) for line in lines for key in ("train_loss", "val_loss") if line[key] is not None]
+
+
+def test_train_lm_has_the_losses_of_the_cpu(tmp_path: Path, gpu: Any) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        folder = tmp_path / device
+        assert train_lm.main([*FLAGS, "--device", device, "--out-dir", str(folder), "--grad-clip", "0.5"]) == 0
+        found.append(losses(folder))
+    (cpu, cuda) = found
+    assert [step for step, _ in cpu] == [step for step, _ in cuda] and len(cpu) >= 6
+    np.testing.assert_allclose([loss for _, loss in cuda], [loss for _, loss in cpu], atol=1e-4)
+
+
+def test_nothing_waits_between_two_lines_of_the_log(
+    tmp_path: Path, simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = {}
+    plain = training_loop.update
+
+    def counting(*args: Any) -> None:
+        before = simulated.synchronisations
+        plain(*args)
+        waited[args[1].step] = simulated.synchronisations - before
+
+    monkeypatch.setattr(training_loop, "update", counting)
+    flags = [*FLAGS, "--gradient-accumulation-steps", "2", "--dropout", "0.1"]
+    assert train_lm.main([*flags, "--device", "cuda", "--out-dir", str(tmp_path / "run")]) == 0
+    assert {step: n for step, n in waited.items() if step % 5} == {step: 0 for step in range(1, 20) if step % 5}
+    assert all(waited[step] <= 3 for step in (5, 10, 15, 20))  # loss, norm, and whether a step was not finite
+
+
+def test_a_step_that_is_not_finite_is_left_out_and_named_at_the_next_line(
+    tmp_path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = optim.clip_grad_norm
+
+    def poisoned(params: Any, max_norm: float) -> Any:
+        params = list(params)
+        count.append(1)
+        if len(count) == 7:
+            params[0].grad[0, 0] = np.nan
+        return plain(params, max_norm)
+
+    count: list[int] = []
+    monkeypatch.setattr(optim, "clip_grad_norm", poisoned)
+    assert train_lm.main([*FLAGS, "--device", "cuda", "--out-dir", str(tmp_path / "run")]) == 1
+    assert "first at step 7" in capsys.readouterr().err
+    assert len(count) == 10
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, gpu: Any) -> None:
+    """With dropout, whose choices go on where they were; sums on the device are formed in one order: the same bits."""
+    flags = [*FLAGS, "--dropout", "0.2", "--device", "cuda"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train_lm.main([*flags, "--out-dir", str(whole), "--lr-decay-iters", "20"]) == 0
+    assert train_lm.main([*flags, "--out-dir", str(parts), "--lr-decay-iters", "20", "--max-iters", "10"]) == 0
+    assert train_lm.main([*flags, "--out-dir", str(parts), "--lr-decay-iters", "20"]) == 0
+    assert losses(whole)[-1] == losses(parts)[-1]
+
+
+def test_ids_that_do_not_fit_are_refused_before_they_are_uploaded(gpu: Any) -> None:
+    model = nn.TransformerLM(10, context_length=8, d_model=16, num_layers=1, num_heads=2, device="cuda")
+    for ids in ([[1, 10]], [[-1, 2]]):
+        with pytest.raises(IndexError, match="every id from 0 to 9"):
+            model(np.array(ids))
+        with pytest.raises(IndexError, match="every id from 0 to 9"):
+            model(mg.Tensor(ids, device="cuda"))
+        with pytest.raises(IndexError, match="every class from 0 to 9"):
+            model.loss(np.array([[1, 2]]), np.array(ids))

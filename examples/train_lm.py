@@ -145,14 +145,14 @@ def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
     """The counts of weights, and of activations that a micro-batch holds for the backward pass, but for small ones.
 
     In a block, a token holds 8 times the width (the inputs of norms and projections, q, k, v, the attention's output)
-    and 4 times that inside the feed-forward layer (gate, its sigmoid, up, their product); attention is done in tiles.
+    and twice that inside the feed-forward layer (gate and up); attention is done in tiles.
     """
     width, inner = config.n_embd, config.d_ff or swiglu_width(config.n_embd)
     keys = width * (config.n_kv_head or config.n_head) // config.n_head
     matrices = width * (2 * width + 2 * keys + 3 * inner)
     weights = config.n_layer * matrices + vocab_size * width * (1 if config.tie_embeddings else 2)
     tokens = config.batch_size * config.block_size
-    return weights, tokens * (config.n_layer * (6 * width + 2 * keys + 4 * inner) + 3 * width)
+    return weights, tokens * (config.n_layer * (6 * width + 2 * keys + 2 * inner) + 3 * width)
 
 
 # ---- evaluation and samples ------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
     """The counts of weights, and of activations that a micro-batch holds for the backward pass, but for small ones.
 
     In a block, a token holds 8 times the width (the inputs of norms and projections, q, k, v, the attention's output)
-    and twice that inside the feed-forward layer (gate and up); attention is done in tiles.
+    and twice the inner width in the feed-forward layer (gate and up); attention is done in tiles.
     """
     width, inner = config.n_embd, config.d_ff or swiglu_width(config.n_embd)
     keys = width * (config.n_kv_head or config.n_head) // config.n_head

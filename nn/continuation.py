@@ -15,7 +15,8 @@ import numpy as np
 
 from minigrad import asarray
 from minigrad.backend import Array
-from minigrad.errors import ArgumentError, ShapeError
+from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.explain import describe
 from nn.cache import KVCache
 from nn.masks import pad_sequences, token_ids
 from nn.module import Module
@@ -122,6 +123,8 @@ def check_new_tokens(max_new_tokens: Any) -> None:
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
     """Evaluation mode for a ``with`` block; afterwards each module is in the mode that it was in."""
+    if not isinstance(model, Module):
+        raise DTypeError("a model, which is an nn.Module", describe(model), "nn.TransformerLM is one")
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

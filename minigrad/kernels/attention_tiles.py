@@ -52,13 +52,15 @@ def sizes_of(q: Any, k: Any, v: Any, mask: Any) -> Sizes:
 def _sizes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Sizes:
     shapes = f"q {q}, k {k}, v {v}"
     if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
-        raise ShapeError("q (..., heads, L, d), k (..., heads, S, d) and v (..., heads, S, d_v)", shapes)
+        raise ShapeError(
+            "q (..., heads, L, d), k (..., heads, S, d) and v (..., heads, S, d_v)", shapes, "x[None] adds an axis"
+        )
     heads_q, heads_k, heads_v = ((1, *shape)[-3] for shape in (q, k, v))
     try:
         lead = np.broadcast_shapes(q[:-3], k[:-3], v[:-3])
         (heads,) = np.broadcast_shapes((heads_k,), (heads_v,))
     except ValueError:
-        raise ShapeError("leading axes that broadcast", shapes) from None
+        raise ShapeError("leading axes that broadcast", shapes, "lengths equal or 1") from None
     if heads_q % max(heads, 1) and heads_q != 1:
         hint = f"with {heads} heads of k and v, q has {heads}, {2 * heads}, {3 * heads} ... heads, or 1"
         raise ShapeError("heads of q that are a multiple of those of k and v", shapes, hint)

@@ -46,7 +46,7 @@ def _check(ids: Any, weight: Any, padding_idx: int | None) -> None:
     if ids.dtype.kind not in "iu":
         raise DTypeError("ids as integers", f"dtype {ids.dtype}", "convert with .astype('int64')")
     if weight.ndim != 2:
-        raise ShapeError("a weight of shape (V, d)", f"shape {weight.shape}")
+        raise ShapeError("a weight of shape (V, d)", f"shape {weight.shape}", "ids come first, then the table")
     check_range(ids, len(weight), "id")
     if padding_idx is not None and not -len(weight) <= padding_idx < len(weight):
         raise IndexRangeError(f"a padding_idx from {-len(weight)} to {len(weight) - 1}", str(padding_idx))
@@ -57,7 +57,9 @@ def check_range(ids: Any, size: int, what: str) -> None:
     ids = raw(ids)
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= size):
         wrong = ids[(ids < 0) | (ids >= size)].reshape(-1)[0]
-        raise IndexRangeError(f"every {what} from 0 to {size - 1}, for {size} of them", f"{what} {int(wrong)}")
+        raise IndexRangeError(
+            f"every {what} from 0 to {size - 1}, for {size} of them", f"{what} {int(wrong)}", "nothing wraps"
+        )
 
 
 @embedding.defforward

@@ -38,6 +38,7 @@ def layer_norm(
     axes = tuple(range(-len(normalized(x, normalized_shape, weight=weight, bias=bias)), 0))
     wide = astype(x, accumulator(x.dtype))
     centred = wide - mean(wide, axes, True)
+    centred = centred - mean(centred, axes, True)  # the mean of numbers with a large offset is rounded
     y = centred / sqrt(mean(centred * centred, axes, True) + eps)
     y = y if weight is None else y * weight
     return astype(y if bias is None else y + bias, dtypes(x, weight, bias)[0])
@@ -50,7 +51,7 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) 
     rows = as_matrix(x, work, axes)
     scale, offset = (None if p is None else as_matrix(p, work, axes)[0] for p in (weight, bias))
     out = np.empty(np.shape(x), work)
-    centre, inverse = np.empty((2, len(rows)), work)
+    centre, rest, inverse = np.empty((3, len(rows)), work)
     result = matrix_of(out, axes)
     width = max(rows.shape[1], 1)
     average = np.full(rows.shape[1], 1 / width, work)
@@ -59,6 +60,8 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) 
         y, inv = result[a:b], inverse[a:b]
         np.matmul(rows[a:b], average, out=centre[a:b])
         np.subtract(rows[a:b], centre[a:b, None], out=y)
+        np.matmul(y, average, out=rest[a:b])  # the mean of numbers with a large offset is rounded: centre twice
+        y -= rest[a:b, None]
         np.vecdot(y, y, out=inv)
         inv /= width
         inv += eps
@@ -71,12 +74,20 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) 
             y += offset
 
     over_rows(body, rows, arrays=2, ns=1.7)
-    return rounded(out, dtype), {"centre": centre, "inverse": inverse}
+    return rounded(out, dtype), {"centre": centre, "rest": rest, "inverse": inverse}
 
 
 @layer_norm.defbackward("x", "weight", "bias")
 def _backward(
-    g: Any, x: Any, normalized_shape: Any, weight: Any, bias: Any, centre: Any, inverse: Any, needs: tuple[bool, ...]
+    g: Any,
+    x: Any,
+    normalized_shape: Any,
+    weight: Any,
+    bias: Any,
+    centre: Any,
+    rest: Any,
+    inverse: Any,
+    needs: tuple[bool, ...],
 ) -> tuple[Any, Any, Any]:
     """With n the normalised row and r = 1/std: dx = r (g w - mean(g w) - n mean(g w n)), dw = Σ g n, db = Σ g."""
     axes = len(normalized(x, normalized_shape, weight=weight, bias=bias))
@@ -91,6 +102,7 @@ def _backward(
     def body(a: int, b: int) -> None:
         r, u, dx, inv = rows[a:b], up[a:b], result[a:b], inverse[a:b, None]
         n = np.subtract(r, centre[a:b, None], out=scratch(r.shape, work, "rows"))
+        n -= rest[a:b, None]
         n *= inv
         un = np.multiply(u, n, out=dx)
         ones = np.ones(b - a, work)

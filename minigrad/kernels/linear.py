@@ -33,9 +33,10 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 def _check(x: Any, weight: Any, bias: Any) -> None:
     if np.ndim(weight) != 2 or np.ndim(x) == 0 or x.shape[-1] != weight.shape[1]:
-        raise ShapeError("x (..., d_in) and weight (d_out, d_in)", f"{np.shape(x)} and {np.shape(weight)}")
+        got, hint = f"{np.shape(x)} and {np.shape(weight)}", "the last axis of both is d_in"
+        raise ShapeError("x (..., d_in) and weight (d_out, d_in)", got, hint)
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ShapeError(f"a bias of shape ({weight.shape[0]},)", f"{bias.shape}")
+        raise ShapeError(f"a bias of shape ({weight.shape[0]},)", f"{bias.shape}", "one number for each output")
 
 
 @linear.defforward

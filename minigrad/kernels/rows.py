@@ -88,8 +88,9 @@ def normalized(x: Any, normalized_shape: Any, **parameters: Any) -> tuple[int, .
         normalized_shape = given[0][1].shape if given else np.shape(x)[-1:]
     shape = (normalized_shape,) if isinstance(normalized_shape, int | np.integer) else tuple(normalized_shape)
     if not shape or np.shape(x)[-len(shape) :] != shape:
-        raise ShapeError(f"an array whose last axes have the normalized shape {shape}", f"shape {np.shape(x)}")
+        hint = "normalized_shape, or that of weight, is the end of the shape of x"
+        raise ShapeError(f"an array whose last axes have the normalized shape {shape}", f"shape {np.shape(x)}", hint)
     for name, p in given:
-        if p.shape != shape:
+        if np.shape(p) != shape:
             raise ShapeError(f"a {name} of the normalized shape {shape}", f"{name} of shape {p.shape}")
     return shape

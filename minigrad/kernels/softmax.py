@@ -20,7 +20,7 @@ _samples = [sample((2, 3)), sample((2, 3, 4), axis=1), sample((4,), 0)]
 
 def _shifted(x: Array, axis: int) -> tuple[Array, Array, Array]:
     """``x`` less its largest element, the exponentials of that, and their sums; a row of only -∞ stays as it is."""
-    wide = astype(x, accumulator(x.dtype))
+    wide = astype(x, dtypes(x)[1])
     top = stop_gradient(max(wide, normal_axis(axis, x.ndim), True, initial=-math.inf))
     shifted = wide - where(isfinite(top), top, 0)
     weights = exp(shifted)

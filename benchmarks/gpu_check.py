@@ -63,8 +63,8 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
     split = (batch, heads, length, size)
     angles = np.outer(np.arange(length), np.ones(size // 2)).astype(np.float32)
     cos, sin = np.cos(angles), np.sin(angles)
-    rope = lambda x: F.apply_rope(x, *(mg.asarray(t, device=x.device) for t in (cos, sin)))  # noqa: E731
-    attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    rope = lambda x: F.apply_rope(x, *(mg.asarray(t, device=x.device) for t in (cos, sin)))
+    attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     products = 2 * n * heads * size * (length + 1) / 2  # one of the seven products of causal attention
     return [
         Kernel("rms_norm", (rows, (d,)), lambda x, w: F.rms_norm(x, None, w), 5 * n * d),

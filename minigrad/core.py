@@ -48,7 +48,7 @@ from minigrad.errors import (
     ShapeError,
 )
 from minigrad.plan import Plan, Rule, legal_names, make_plan, residual_names
-from minigrad.recording import mode
+from minigrad.recording import cast, mode
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -273,7 +273,7 @@ class Primitive(Operation[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and mode.autocast:
-            args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
+            args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
         count = 0
         if self.sequence:
@@ -302,22 +302,6 @@ class Primitive(Operation[P]):
             for observer in tuple(observers):
                 observer.forward(self, raw, out, result, started)
         return result
-
-    def _cast(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments as autocast wants them: products in half precision, the rest in float32; float64 stays."""
-        dtype = mode.autocast if self.precision == "low" else np.dtype(np.float32)
-
-        def cast(value: Any) -> Any:
-            if isinstance(value, list):
-                return [cast(part) for part in value]
-            narrow = (
-                (isinstance(value, Tensor) or is_array(value))
-                and is_floating(value.dtype)
-                and value.dtype.itemsize <= 4
-            )
-            return value.astype(dtype) if narrow and value.dtype != dtype else value
-
-        return tuple(cast(value) for value in values)
 
     def _refuse_nested(self, position: int, value: Any, count: int) -> None:
         """Refuse a list of Tensors where a derivative is defined: as an array it would lose their gradients."""

@@ -34,14 +34,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-import numpy as np
-
 from minigrad.arguments import CHECKS, operand, operands
-from minigrad.backend import is_array, is_floating
+from minigrad.backend import is_floating
 from minigrad.errors import ArgumentError, CallError, GraphError, MiniGradError
 from minigrad.explain import FOREIGN, explain, in_our_terms, is_clear, wrong_call
 from minigrad.plan import Plan, Rule, legal_names, make_plan, residual_names
-from minigrad.recording import mode
+from minigrad.recording import cast, mode
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -288,7 +286,7 @@ class Primitive(Operation[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and mode.autocast:
-            args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
+            args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
         count = 0
         if self.sequence:
@@ -319,22 +317,6 @@ class Primitive(Operation[P]):
                 observer.read(values)
                 observer.forward(self, raw, out, result, started)
         return result
-
-    def _cast(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments as autocast wants them: products in half precision, the rest in float32; float64 stays."""
-        dtype = mode.autocast if self.precision == "low" else np.dtype(np.float32)
-
-        def cast(value: Any) -> Any:
-            if isinstance(value, list):
-                return [cast(part) for part in value]
-            narrow = (
-                (isinstance(value, Tensor) or is_array(value))
-                and is_floating(value.dtype)
-                and value.dtype.itemsize <= 4
-            )
-            return value.astype(dtype) if narrow and value.dtype != dtype else value
-
-        return tuple(cast(value) for value in values)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         values = [*args, *self.defaults[len(args) :]]

@@ -16,7 +16,7 @@ from minigrad.backward import grad
 from minigrad.core import Node, Primitive
 from minigrad.explain import FOREIGN, is_clear
 from minigrad.plan import Plan
-from minigrad.recording import enable_grad, mode
+from minigrad.recording import cast, enable_grad, mode
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,7 +83,7 @@ class Fused(Primitive[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and mode.autocast:
-            args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
+            args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
         if self.kernel is None or not self.runs_on(args, kwargs):
             return self._defined(args, kwargs)
         return super().__call__(*args, **kwargs)

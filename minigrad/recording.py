@@ -1,4 +1,4 @@
-"""Whether operations are recorded now: ``no_grad``, ``enable_grad``, and the mode that they set."""
+"""The mode of a thread: whether operations are recorded (``no_grad``, ``enable_grad``), and in which precision."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
+from minigrad.backend import is_array, is_floating, raw
 from minigrad.errors import CallError
 from minigrad.explain import describe
 
@@ -102,6 +105,19 @@ class no_grad(_Recording):
 
 class enable_grad(_Recording):
     """Record inside, also within ``no_grad``: ``with enable_grad():`` or ``@enable_grad()``."""
+
+
+def cast(values: Sequence[Any], precision: str) -> tuple[Any, ...]:
+    """Arguments as autocast wants them: half precision for "low", else float32; float64 and integers stay."""
+    dtype = mode.autocast if precision == "low" else np.dtype(np.float32)
+
+    def one(value: Any) -> Any:
+        if isinstance(value, list):
+            return [one(part) for part in value]
+        narrow = is_array(raw(value)) and is_floating(value.dtype) and value.dtype.itemsize <= 4
+        return value.astype(dtype) if narrow and value.dtype != dtype else value
+
+    return tuple(one(value) for value in values)
 
 
 def is_grad_enabled() -> bool:

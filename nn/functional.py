@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+import numpy as np  # noqa: F401 (for the examples)
 
 from minigrad import random, sigmoid, split, where
 from minigrad.arguments import normal_axis
-from minigrad.backend import device_of, is_floating, raw, to_device
+from minigrad.backend import is_floating
 from minigrad.errors import DTypeError, ShapeError
 from minigrad.explain import describe, explained
 from minigrad.habits import module_names
 from minigrad.kernels.attention import attention
 from minigrad.kernels.cross_entropy import cross_entropy
+from minigrad.kernels.dropout import drop
 from minigrad.kernels.embedding import embedding
 from minigrad.kernels.gelu import gelu
 from minigrad.kernels.layer_norm import layer_norm
@@ -88,21 +89,18 @@ def glu(x: Any, axis: int = -1) -> Any:
 def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Any = None) -> Any:
     """Each element 0 with probability ``p``, else multiplied by 1/(1-p); ``x`` itself for p = 0 or outside of training.
 
-    generator: a ``numpy.random.Generator`` or a seed, by default that of ``minigrad.random``.
+    generator: a ``numpy.random.Generator`` or a seed, by default that of ``minigrad.random``. One number is drawn from
+    it; which elements are dropped depends on that and on their place alone, on every device.
 
     >>> print(dropout(np.ones(4), 0.5, generator=0))
-    [2. 2. 2. 0.]
+    [2. 2. 0. 2.]
     """
     if check_probability(p) == 0 or not training:
         return x
     x = as_operand(x)
-    array = raw(x)
-    if not is_floating(array.dtype):
+    if not is_floating(x.dtype):
         raise DTypeError("floating-point numbers to drop from", describe(x), "astype('float32') first")
-    kept = random.generator(generator).random(array.shape, np.float32) >= p
-    factors = kept.astype(array.dtype)
-    factors *= 1 / (1 - p) if p < 1 else 0
-    return x * to_device(factors, device_of(array))
+    return drop(x, p, int(random.generator(generator).integers(2**63)))
 
 
 @explained

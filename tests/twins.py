@@ -73,7 +73,25 @@ def _topk(n, x, k, axis=-1):
     return n.take_along_axis(x, order, axis), order
 
 
+def _hash(seed, row, column):
+    """Of dropout: a number of 32 bits from the seed and the place, in integers without limit."""
+    key = (row + seed) * 0x9E3779B97F4A7C15 % 2**64
+    key = (key ^ key >> 32) * 0xD6E8FEB86659FD93 % 2**64 >> 32
+    number = key ^ column * 0x9E3779B9 % 2**32
+    number = (number ^ number >> 16) * 0x7FEB352D % 2**32
+    number = (number ^ number >> 15) * 0x846CA68B % 2**32
+    return number ^ number >> 16
+
+
+def _drop(n, x, p, seed):
+    x = n.asarray(x)
+    width = x.shape[-1] if x.ndim else 1
+    kept = [_hash(seed, *divmod(i, max(width, 1))) >= p * 2**32 for i in range(x.size)]
+    return n.where(n.reshape(kept, x.shape), x / (1 - p), 0).astype(x.dtype)
+
+
 NUMPY = {
+    "drop": _drop,
     "sigmoid": lambda n, x: 1 / (1 + n.exp(-x)),
     "softplus": lambda n, x: n.log(1 + n.exp(x)),
     "erf": lambda n, x: n.vectorize(math.erf, otypes=[float])(x),

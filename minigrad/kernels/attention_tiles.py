@@ -109,7 +109,12 @@ def kept(seed: int, rows: Array, columns: slice, dropout_p: float) -> Array:
         x ^= x >> np.uint32(shift)
         x *= np.uint32(factor)
     x ^= x >> np.uint32(16)
-    return x >= np.uint32(min(round(dropout_p * 2**32), 2**32 - 1))
+    return x >= np.uint32(threshold(dropout_p))
+
+
+def threshold(dropout_p: float) -> int:
+    """The hashes below this number are dropped."""
+    return min(round(dropout_p * 2**32), 2**32 - 1)
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------

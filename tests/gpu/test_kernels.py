@@ -12,6 +12,7 @@ import minigrad as mg
 from minigrad.backend import accumulator, as_dtype
 from minigrad.kernels.attention import attention
 from minigrad.kernels.cross_entropy import cross_entropy
+from minigrad.kernels.dropout import drop
 from minigrad.kernels.embedding import embedding
 from minigrad.kernels.gelu import gelu
 from minigrad.kernels.layer_norm import layer_norm
@@ -73,6 +74,7 @@ CASES = [
           (5, 5, 4, 8, True, None), (33, 70, 2, 16, False, None), (40, 40, 1, 20, True, 9), (70, 33, 4, 64, True, None),
           (35, 35, 2, 128, True, None), (9, 33, 4, 80, False, 4), (3, 2, 2, 7, True, 1)]],
     Case(attention, ((6, 4), (7, 4), (7, 4)), FLASH),
+    *[Case(drop, (s, 0.3, 5), ("dropout.cu: dropout",)) for s in [(64, 40), (7,), (3, 5, 9), ()]],
 ]  # fmt: skip
 
 

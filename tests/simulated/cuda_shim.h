@@ -48,10 +48,13 @@ static void place(unsigned t) {
     threadIdx.y = t / blockDim.x % blockDim.y;
     threadIdx.z = t / (blockDim.x * blockDim.y);
 }
+// A fiber runs one thread after another: its stack is made once.
 static void enter() {
-    (*body)();
-    fibers[current].done = true;
-    _longjmp(scheduler, 1);
+    for (;;) {
+        (*body)();
+        fibers[current].done = true;
+        if (!_setjmp(fibers[current].resume)) _longjmp(scheduler, 1);
+    }
 }
 // Give the other threads their turn; this one goes on once all have come to a barrier.
 static void yield() {
@@ -59,17 +62,19 @@ static void yield() {
     if (!_setjmp(fibers[current].resume)) _longjmp(scheduler, 1);
 }
 static void block(unsigned count, int order) {
-    if (fibers.size() < count) fibers.resize(count);
+    if (fibers.empty()) fibers.resize(1024);  // and never moved
     for (unsigned t = 0; t < count; t++) {
         Fiber& f = fibers[t];
-        f.begun = f.done = false;
+        f.done = false;
         arrived[t] = 0;
-        if (f.stack.empty()) f.stack.resize(1 << 16);
+        if (!f.stack.empty()) continue;
+        f.stack.resize(1 << 16);
         getcontext(&f.start);
         f.start.uc_stack.ss_sp = f.stack.data();
         f.start.uc_stack.ss_size = f.stack.size();
         f.start.uc_link = nullptr;
         makecontext(&f.start, enter, 0);
+        f.begun = false;
     }
     for (volatile unsigned left = count; left;) {
         volatile unsigned barriers = 0, met = 0;
@@ -83,8 +88,16 @@ static void block(unsigned count, int order) {
                 f.begun = true;
                 setcontext(&f.start);
             }
-            if (fibers[t].done) left = left - 1;
-            else { if (!met) barriers = arrived[t]; met = 1; if (arrived[t] != barriers) { fprintf(stderr, "a barrier that not all threads reach\n"); abort(); } }
+            if (fibers[t].done) {
+                left = left - 1;
+            } else {
+                if (!met) barriers = arrived[t];
+                met = 1;
+                if (arrived[t] != barriers) {
+                    fprintf(stderr, "a barrier that not all threads reach\n");
+                    abort();
+                }
+            }
         }
     }
 }

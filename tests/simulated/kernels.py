@@ -51,7 +51,7 @@ def compiled(code: str, options: tuple[str, ...]) -> ctypes.CDLL:
         command = [
             COMPILER,
             "-std=c++17",
-            "-O1",
+            "-O2",
             "-fPIC",
             "-shared",
             "-w",

@@ -17,6 +17,7 @@ from minigrad.core import Node, Primitive
 from minigrad.explain import FOREIGN, is_clear
 from minigrad.plan import Plan
 from minigrad.recording import cast, enable_grad, mode
+from minigrad.registry import register
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -133,5 +134,5 @@ def fused(**facts: Any) -> Callable[[Callable[P, Any]], Fused[P]]: ...
 def fused(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
     """Make a definition in primitives a registered :class:`Fused`, to be given its kernels: ``@fused(torch=…)``."""
     if function is None:
-        return lambda f: core.register(Fused(f, **facts))
-    return core.register(Fused(function, **facts))
+        return lambda f: register(Fused(f, **facts))
+    return register(Fused(function, **facts))

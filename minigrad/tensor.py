@@ -30,6 +30,7 @@ from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, G
 from minigrad.explain import FOREIGN, describe, explained, translate
 from minigrad.habits import unknown_name
 from minigrad.kernels.softmax import log_softmax, softmax
+from minigrad.registry import REGISTRY
 
 
 class Handle:
@@ -627,7 +628,7 @@ INSPECTING = {
     "searchsorted", "nonzero",
 }
 # fmt: on
-_OWN = {name: operation for name, operation in core.REGISTRY.items() if hasattr(np, name)}
+_OWN = {name: operation for name, operation in REGISTRY.items() if hasattr(np, name)}
 NUMPY_UFUNCS: dict[str, Any] = _OWN | {name: functools.partial(_test, name) for name in SIGNS}
 NUMPY_FUNCTIONS: dict[str, Any] = _OWN | {
     "norm": ops.norm, "zeros_like": lambda t: Tensor._wrap(ops.zeros_like(t)), "copy": lambda t: t.copy(),

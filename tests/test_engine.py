@@ -11,8 +11,9 @@ import torch
 
 import minigrad as mg
 import optim
-from minigrad.core import Composite, Node, Primitive, sample
+from minigrad.core import Node, Primitive
 from minigrad.errors import CallError, DTypeError, GraphError, MiniGradError, ShapeError
+from minigrad.registry import Composite, sample
 
 
 def leaf(*values, **options):

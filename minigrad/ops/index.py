@@ -12,12 +12,13 @@ import numpy as np
 from minigrad.arguments import operand
 from minigrad.backend import Array, array_module, beside, is_array, is_half, raw
 from minigrad.backward import unbroadcast
-from minigrad.core import composite, primitive, sample
+from minigrad.core import primitive
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.explain import describe
 from minigrad.ops._rows import add_rows
 from minigrad.ops.piecewise import where
 from minigrad.ops.shape import along, flip, normal_axis, ravel
+from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [

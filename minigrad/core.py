@@ -118,7 +118,7 @@ class Observer:
     """
 
     def read(self, values: Sequence[Any]) -> None:
-        """An operation ran on these values, Tensors among them; ``forward`` follows."""
+        """An operation, of which ``forward`` has told, ran on these values, Tensors among them."""
 
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """An operation ran: its arguments and result as arrays, and the Tensor (or tuple) that it gave."""
@@ -128,6 +128,12 @@ class Observer:
 
     def definition(self, primitive: Any, started: float) -> None:
         """A fused operation ran as its definition, since no kernel takes its arguments; its parts were told before."""
+
+
+def tell(event: str, *facts: Any) -> None:
+    """Call the method ``event`` of each observer; the list is copied, since one may come or go while it is told."""
+    for observer in tuple(observers):
+        getattr(observer, event)(*facts)
 
 
 # ---- 2. primitives --------------------------------------------------------------------------------------------------
@@ -228,16 +234,20 @@ class Primitive(Operation[P]):
                 raw.append(value)
             else:
                 raw.append(self.checked(value, self.names[position - count + 1 if count else position]))
-        if not tensors:
-            return self._run(raw, count, None)[0]
         started = time.perf_counter() if observers else 0.0
         plan = self._plan(tuple(wrt), count) if wrt and mode.recording else None
-        out, extras = self._run(raw, count, plan)
+        try:
+            out, extras = self._run(raw, count, plan)
+        except FOREIGN as error:
+            if is_clear(self, error):
+                raise
+            raise self._at_fault(raw, count, error) from None
+        if not tensors:
+            return out
         result = self._record(plan, values, raw, out, extras)
         if observers:
-            for observer in tuple(observers):
-                observer.read(values)
-                observer.forward(self, raw, out, result, started)
+            tell("forward", self, raw, out, result, started)
+            tell("read", values)
         return result
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
@@ -250,7 +260,7 @@ class Primitive(Operation[P]):
             raise wrong_call(self, args, kwargs)
         return values
 
-    def _told(self, raw: list[Any], count: int, error: Exception) -> MiniGradError:
+    def _at_fault(self, raw: list[Any], count: int, error: Exception) -> MiniGradError:
         """What the user is told of an error from inside: the argument at fault, or else the whole call."""
         values = [raw[:count], *raw[count:]] if self.sequence else raw
         arguments = dict(zip(self.names, values, strict=True))
@@ -263,12 +273,8 @@ class Primitive(Operation[P]):
         return explain(self, arguments, getattr(error, "source", None) or error)
 
     def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
-        try:
-            return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
-        except FOREIGN as error:
-            if is_clear(self, error):
-                raise
-            raise self._told(raw, count, error) from None
+        """The result on arrays, and what a kernel kept besides, by name."""
+        return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""

@@ -89,7 +89,8 @@ def _is_whole(nodes: Iterable[Node]) -> bool:
 
 def _gradients(t: Any, root: Any, nodes: Sequence[Node]) -> dict[Any, Any]:
     """The gradient of the number ``t`` with respect to everything it was made from; no ``.grad`` is touched."""
-    work = Pass(False, True, {root, *nodes, *(edge for node in nodes for edge in node.parents)})
+    targets = {root, *nodes, *(edge for node in nodes for edge in node.parents)}
+    work = Pass(retain_graph=True, targets=targets)
     with no_grad():
         work.run([(root, array_module(t._data).ones(t.shape, t.dtype))])
     return {

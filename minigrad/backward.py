@@ -224,7 +224,7 @@ def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None
     """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
     seed = raw(_seed(out, gradient))
     with no_grad():
-        Pass(retain_graph=retain_graph).run([(out._node or out, seed)])
+        Pass(retain_graph=retain_graph).run([(out.node or out, seed)])
 
 
 @explained
@@ -260,10 +260,10 @@ def grad(
             got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
             raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
-    edges = [tensor._node or tensor for tensor in inputs]
+    edges = [tensor.node or tensor for tensor in inputs]
     retain_graph = create_graph if retain_graph is None else retain_graph
     work = Pass(create_graph=create_graph, retain_graph=retain_graph, targets=set(edges))
-    roots = [(out._node or out, s if create_graph else raw(s)) for out, s in zip(outputs, seeds, strict=True)]
+    roots = [(out.node or out, s if create_graph else raw(s)) for out, s in zip(outputs, seeds, strict=True)]
     with enable_grad() if create_graph else no_grad():
         work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]

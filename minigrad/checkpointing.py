@@ -51,7 +51,7 @@ class _Recompute:
             random.set_state(now)
         outs, gradients = several(out), g if isinstance(g, tuple) else (g,)
         work = Pass(create_graph=create_graph, retain_graph=create_graph, targets=set(self.edges), through=False)
-        work.run([(o._node or o, s) for o, s in zip(outs, gradients, strict=True) if o.requires_grad])
+        work.run([(o.node or o, s) for o, s in zip(outs, gradients, strict=True) if o.requires_grad])
         return [work.found.get(edge) for edge in self.edges]
 
 
@@ -71,7 +71,7 @@ class _Reading(Instrument):
         if threading.get_ident() != self.thread:
             return
         for value in values:
-            if isinstance(value, Tensor) and value._node is None and id(value._version) not in self.seen:
+            if isinstance(value, Tensor) and value.node is None and id(value._version) not in self.seen:
                 self.seen.add(id(value._version))
                 self.versions.append((value._version, value._version[0]))
                 self.names.append(value._brief())
@@ -98,14 +98,14 @@ def checkpoint(fn: Function, *args: Any) -> Any:
     outs = several(out)
     if not all(isinstance(o, Tensor) for o in outs):
         raise DTypeError("a function that returns Tensors", describe(out), "compute with minigrad's operations")
-    edges = _sources([o._node or o for o in outs if o.requires_grad], start)
+    edges = _sources([o.node or o for o in outs if o.requires_grad], start)
     if not edges:
         return out
     node = Node(
-        _Recompute(fn, [a._node if isinstance(a, Tensor) else None for a in args], edges, reading.names, state),
+        _Recompute(fn, [a.node if isinstance(a, Tensor) else None for a in args], edges, reading.names, state),
         Plan(wrt=tuple(range(len(edges))), names=tuple(f"argument {i}" for i in range(len(args)))),
         tuple(edges),
-        [a._data if isinstance(a, Tensor) and a._node is not None else a for a in args],
+        [a._data if isinstance(a, Tensor) and a.node is not None else a for a in args],
         (),
         None,
     )

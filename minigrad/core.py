@@ -285,7 +285,7 @@ class Primitive(Operation[P]):
         if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
             result._version = values[0]._version
         if plan is not None and is_floating(out.dtype):
-            node = self._node(plan, values, raw, out, extras, out.shape, out.dtype)
+            node = self._make_node(plan, values, raw, out, extras, out.shape, out.dtype)
             attach(result, node)
             if plan.watches_out:
                 node.versions.append((result._version, result._version[0], -1))
@@ -295,11 +295,11 @@ class Primitive(Operation[P]):
         results = tuple(Tensor._wrap(piece) for piece in out)
         if plan is not None:
             shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
-            attach_several(results, self._node(plan, values, raw, out, extras, shapes, dtypes))
+            attach_several(results, self._make_node(plan, values, raw, out, extras, shapes, dtypes))
         return results
 
-    def _node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
-        parents = tuple([values[i]._node or values[i] for i in plan.wrt])
+    def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
+        parents = tuple([values[i].node or values[i] for i in plan.wrt])
         node = Node(self, plan, parents, [fetch(raw, out, extras) for fetch in plan.fetch], shape, dtype)
         node.versions = [
             (values[i]._version, values[i]._version[0], i) for i in plan.watched if isinstance(values[i], Tensor)
@@ -351,7 +351,7 @@ def _is_view(out: Any, x: Any) -> bool:
 
 def attach(result: Any, node: Node) -> Any:
     """Make ``node`` the origin of the Tensor ``result``."""
-    result._node, result._requires_grad = node, True
+    result.node, result._requires_grad = node, True
     return result
 
 

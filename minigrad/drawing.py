@@ -45,7 +45,7 @@ class _Graph(NamedTuple):
 def _graph(t: Any, gradients: bool) -> _Graph:
     if not isinstance(t, core.Tensor):
         raise DTypeError("a Tensor, whose graph is to be drawn", type(t).__name__)
-    root = t._node or t
+    root = t.node or t
     if isinstance(root, Node) and root.parents is None:
         hint = "draw it before backward, or call backward(retain_graph=True)"
         raise GraphError("a graph that is still there", "one that a backward pass has freed", hint)

@@ -37,8 +37,8 @@ class Instrument(Observer):
 def node_of(result: Any) -> Node | None:
     """The node that an operation's result, a Tensor or a tuple of them, was recorded as; None where none was."""
     if type(result) is not tuple:
-        return result._node  # type: ignore[no-any-return]
-    picks = [part._node for part in result if part._node is not None]
+        return result.node  # type: ignore[no-any-return]
+    picks = [part.node for part in result if part.node is not None]
     return picks[0].parents[0] if picks else None
 
 

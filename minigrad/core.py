@@ -111,6 +111,9 @@ class Node:
         return f"{own}{self.primitive.argument(position)}"
 
 
+# ---- who is told of operations ---------------------------------------------------------------------------------------
+
+
 class Observer:
     """What an instrument may hear of. Append one to ``observers``; it must not change what it is shown.
 
@@ -173,6 +176,10 @@ class Primitive(Operation[P]):
         self.rules: list[tuple[tuple[int, ...], Rule, bool]] = []  # positions covered, rule, joint?
         self.plans: dict[Any, Plan | None] = {}
 
+    def argument(self, position: int) -> str:
+        """What a text calls the argument at ``position``, those of a leading list by its name."""
+        return f"argument {self.names[0 if self.sequence else position]!r}"
+
     # -- declaring derivatives --
 
     def defvjp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
@@ -191,10 +198,6 @@ class Primitive(Operation[P]):
             return rule
 
         return declare
-
-    def argument(self, position: int) -> str:
-        """What a text calls the argument at ``position``, those of a leading list by its name."""
-        return f"argument {self.names[0 if self.sequence else position]!r}"
 
     def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool) -> None:
         legal = legal_names(self.position)
@@ -344,6 +347,9 @@ class Primitive(Operation[P]):
         return residuals
 
 
+# ---- results and the nodes behind them -------------------------------------------------------------------------------
+
+
 def _is_view(out: Any, x: Any) -> bool:
     """Whether ``out``, the result of a view operation on ``x``, shares its memory: a view's base is what owns that."""
     return out is x or (out.base is not None and (out.base is x or out.base is x.base))
@@ -376,6 +382,9 @@ def _connected_result(out: Any, node: Node) -> Any:
     return results
 
 
+# ---- decorators that make and register a primitive -------------------------------------------------------------------
+
+
 @overload
 def primitive(function: Callable[P, Any]) -> Primitive[P]: ...
 @overload
@@ -400,6 +409,9 @@ def primitive(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
 def elementwise(**facts: Any) -> Callable[[Callable[P, Any]], Primitive[P]]:
     """A primitive that acts on each element after broadcasting its arguments, whose rules need not undo that."""
     return lambda function: register(Primitive(function, elementwise=True, **facts))
+
+
+# ---- the operation that picks one of several results -----------------------------------------------------------------
 
 
 _pick = Primitive(lambda results, place, count: results[place])

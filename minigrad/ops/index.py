@@ -43,7 +43,7 @@ def placed(index: Any, x: Array) -> Any:
     """
     if isinstance(x, np.ndarray):
         return index
-    check_range(x.shape, index)
+    check_indices(x.shape, index)
     parts = index if isinstance(index, tuple) else (index,)
     return tuple(beside(part, x) if is_array(part) else part for part in parts)
 
@@ -76,7 +76,7 @@ def getitem(x: Array, index: Any) -> Array:
     return x[placed(plain_index(index), x)]
 
 
-def check_range(shape: tuple[int, ...], index: Any) -> None:
+def check_indices(shape: tuple[int, ...], index: Any) -> None:
     """Refuse integer arrays out of range."""
     parts = index if isinstance(index, tuple) else (index,)
     axis = 0

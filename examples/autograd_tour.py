@@ -38,7 +38,7 @@ def what_a_node_keeps() -> None:
     heading("2. What is remembered of each operation")
     x = mg.Tensor([1.0, 2.0], requires_grad=True)
     y = mg.exp(x) + x
-    node = y._node
+    node = y.node
     while node is not None:
         print(f"{node.primitive.name:4} keeps {list(node.plan.names) or 'nothing'}")
         node = next((parent for parent in node.parents if not isinstance(parent, mg.Tensor)), None)

@@ -13,7 +13,7 @@ from minigrad.anomaly import detect_anomaly
 from minigrad.autocast import autocast
 from minigrad.backward import grad
 from minigrad.checkpointing import checkpoint
-from minigrad.core import REGISTRY, primitive
+from minigrad.core import primitive
 from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
 from minigrad.drawing import draw
 from minigrad.errors import MiniGradError
@@ -32,6 +32,7 @@ from minigrad.ops.shape import *
 from minigrad.parallel import get_num_threads, set_num_threads
 from minigrad.profiling import profile
 from minigrad.recording import enable_grad, is_grad_enabled, no_grad
+from minigrad.registry import REGISTRY
 from minigrad.serialize import load, save
 from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck

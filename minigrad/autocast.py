@@ -8,7 +8,7 @@ import numpy as np
 
 from minigrad import ops
 from minigrad.backend import DType, as_dtype, is_half
-from minigrad.core import REGISTRY, Primitive
+from minigrad.core import Primitive
 from minigrad.errors import DTypeError
 from minigrad.kernels.attention import attention
 from minigrad.kernels.cross_entropy import cross_entropy
@@ -19,6 +19,7 @@ from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.kernels.swiglu_ffn import swiglu_ffn
 from minigrad.recording import mode
+from minigrad.registry import REGISTRY
 
 LOW: tuple[Primitive[Any], ...] = (ops.matmul, ops.linalg.einsum_explicit, linear, swiglu_ffn, attention)
 WIDE: tuple[Any, ...] = (

@@ -39,8 +39,17 @@ class Pass:
     are added to it in place. Leaves receive theirs at the end, when nothing can fail any more.
     """
 
-    def __init__(self, create_graph: bool, retain_graph: bool, targets: set[Any] | None, through: bool = True) -> None:
-        self.create_graph, self.retain_graph, self.targets = create_graph, retain_graph, targets
+    def __init__(
+        self,
+        *,
+        create_graph: bool = False,
+        retain_graph: bool = False,
+        targets: set[Any] | None = None,
+        through: bool = True,
+    ) -> None:
+        self.create_graph = create_graph  # whether the pass is itself recorded
+        self.retain_graph = retain_graph  # whether nodes keep what their derivatives read
+        self.targets = targets  # edges whose gradients to find; None: all leaves, to whose ``.grad`` theirs is added
         self.through = through  # whether to go on behind a target, to targets that it was made from
         self.leading: set[Any] | None = None  # with targets: the nodes through which one can be reached
         self.useful: set[Any] | None = None  # those and the targets
@@ -82,8 +91,7 @@ class Pass:
         gradients = node.primitive.pull(node, g, self.create_graph)
         residuals, parents = node.residuals, node.parents
         if core.observers:
-            for observer in tuple(core.observers):
-                observer.backward(node, g, gradients, started)
+            core.tell("backward", node, g, gradients, started)
         if not self.retain_graph:
             node.release()
         for k, edge in enumerate(parents):
@@ -216,7 +224,7 @@ def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None
     """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
     seed = raw(_seed(out, gradient))
     with no_grad():
-        Pass(False, retain_graph, None).run([(out._node or out, seed)])
+        Pass(retain_graph=retain_graph).run([(out.node or out, seed)])
 
 
 @explained
@@ -252,9 +260,10 @@ def grad(
             got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
             raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
-    edges = [tensor._node or tensor for tensor in inputs]
-    work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
-    roots = [(out._node or out, s if create_graph else raw(s)) for out, s in zip(outputs, seeds, strict=True)]
+    edges = [tensor.node or tensor for tensor in inputs]
+    retain_graph = create_graph if retain_graph is None else retain_graph
+    work = Pass(create_graph=create_graph, retain_graph=retain_graph, targets=set(edges))
+    roots = [(out.node or out, s if create_graph else raw(s)) for out, s in zip(outputs, seeds, strict=True)]
     with enable_grad() if create_graph else no_grad():
         work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]

@@ -9,9 +9,10 @@ from typing import Any
 
 from minigrad import random
 from minigrad.backward import Pass, nodes_behind
-from minigrad.core import Node, Observer, attach, attach_several, connected, numbers, observers
+from minigrad.core import Node, attach, attach_several, connected, numbers, tell
 from minigrad.errors import DTypeError
 from minigrad.explain import describe, explained
+from minigrad.observe import Instrument
 from minigrad.plan import Plan
 from minigrad.recording import enable_grad, is_grad_enabled
 from minigrad.tensor import Tensor
@@ -49,12 +50,12 @@ class _Recompute:
         finally:
             random.set_state(now)
         outs, gradients = several(out), g if isinstance(g, tuple) else (g,)
-        work = Pass(create_graph, create_graph, set(self.edges), through=False)
-        work.run([(o._node or o, s) for o, s in zip(outs, gradients, strict=True) if o.requires_grad])
+        work = Pass(create_graph=create_graph, retain_graph=create_graph, targets=set(self.edges), through=False)
+        work.run([(o.node or o, s) for o, s in zip(outs, gradients, strict=True) if o.requires_grad])
         return [work.found.get(edge) for edge in self.edges]
 
 
-class _Reading(Observer):
+class _Reading(Instrument):
     """Notes the leaves and constants that operations of this thread read, with their versions, in a ``with`` block.
 
     A function that runs again must read the same numbers, also those that no derivative keeps.
@@ -66,18 +67,11 @@ class _Reading(Observer):
         self.names: list[str] = []
         self.seen: set[int] = set()
 
-    def __enter__(self) -> _Reading:
-        observers.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        observers.remove(self)
-
     def read(self, values: Sequence[Any]) -> None:
         if threading.get_ident() != self.thread:
             return
         for value in values:
-            if isinstance(value, Tensor) and value._node is None and id(value._version) not in self.seen:
+            if isinstance(value, Tensor) and value.node is None and id(value._version) not in self.seen:
                 self.seen.add(id(value._version))
                 self.versions.append((value._version, value._version[0]))
                 self.names.append(value._brief())
@@ -104,14 +98,14 @@ def checkpoint(fn: Function, *args: Any) -> Any:
     outs = several(out)
     if not all(isinstance(o, Tensor) for o in outs):
         raise DTypeError("a function that returns Tensors", describe(out), "compute with minigrad's operations")
-    edges = _sources([o._node or o for o in outs if o.requires_grad], start)
+    edges = _sources([o.node or o for o in outs if o.requires_grad], start)
     if not edges:
         return out
     node = Node(
-        _Recompute(fn, [a._node if isinstance(a, Tensor) else None for a in args], edges, reading.names, state),
+        _Recompute(fn, [a.node if isinstance(a, Tensor) else None for a in args], edges, reading.names, state),
         Plan(wrt=tuple(range(len(edges))), names=tuple(f"argument {i}" for i in range(len(args)))),
         tuple(edges),
-        [a._data if isinstance(a, Tensor) and a._node is not None else a for a in args],
+        [a._data if isinstance(a, Tensor) and a.node is not None else a for a in args],
         (),
         None,
     )
@@ -132,8 +126,7 @@ def _tell(node: Node, result: Any, started: float) -> None:
     """Tell the observers of a checkpoint as of any operation."""
     result = result if isinstance(result, Tensor) else tuple(result)
     out = result._data if isinstance(result, Tensor) else tuple(part._data for part in result)
-    for observer in tuple(observers):
-        observer.forward(node.primitive, node.residuals, out, result, started)
+    tell("forward", node.primitive, node.residuals, out, result, started)
 
 
 def _sources(roots: Sequence[Any], start: int) -> list[Any]:

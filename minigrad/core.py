@@ -20,32 +20,29 @@ Read it as a lecture, before ``backward.py``, its second half.
    A function of a list of arrays (``sequence=True``) has one rule, which returns a list of gradients. A function with
    several results returns a tuple; its rule gets the tuple of their gradients.
 
-Results are Tensors; the class itself is in ``tensor.py``, which is built on this file and hands the class back through
-``connect``. That knot is the only one.
+Every primitive is entered into the registry of ``registry.py``. Results are Tensors; the class itself is in
+``tensor.py``, which is built on this file and hands the class back through ``connect``. That knot is the only one.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
-from minigrad.arguments import CHECKS, operand, operands
+from minigrad.arguments import operand, operands
 from minigrad.backend import is_floating
-from minigrad.errors import ArgumentError, CallError, GraphError, MiniGradError
-from minigrad.explain import FOREIGN, explain, in_our_terms, is_clear, wrong_call
+from minigrad.errors import CallError, GraphError, MiniGradError
+from minigrad.explain import FOREIGN, explain, is_clear, wrong_call
 from minigrad.plan import Plan, Rule, legal_names, make_plan, residual_names
 from minigrad.recording import cast, mode
+from minigrad.registry import Operation, register
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
-Made = TypeVar("Made", bound="Operation[Any]")
 
-REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
 observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
 Tensor: Any = ()  # the class, once tensor.py is imported
 PLAIN = frozenset({float, int, bool, type(None)})  # what an operation takes without a look at it
@@ -114,20 +111,7 @@ class Node:
         return f"{own}{self.primitive.argument(position)}"
 
 
-# ---- 2. primitives --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A call for the generated tests: shapes become random arrays, lists of shapes lists of them, the rest is as is."""
-
-    arrays: tuple[Any, ...]
-    params: dict[str, Any]
-
-
-def sample(*arrays: Any, **params: Any) -> Sample:
-    """A call of a primitive on arrays of these shapes, for the tests: ``sample((2, 3), axis=1)``."""
-    return Sample(arrays, params)
+# ---- who is told of operations ---------------------------------------------------------------------------------------
 
 
 class Observer:
@@ -137,7 +121,7 @@ class Observer:
     """
 
     def read(self, values: Sequence[Any]) -> None:
-        """An operation ran on these values, Tensors among them; ``forward`` follows."""
+        """An operation, of which ``forward`` has told, ran on these values, Tensors among them."""
 
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """An operation ran: its arguments and result as arrays, and the Tensor (or tuple) that it gave."""
@@ -149,66 +133,13 @@ class Observer:
         """A fused operation ran as its definition, since no kernel takes its arguments; its parts were told before."""
 
 
-class Operation(Generic[P]):
-    """A public function on arrays or Tensors, with what the generated tests need to know of it.
-
-    torch, numpy  the twin in that library: a name or a function; None: the one of the same name, False: there is none
-    samples       calls to try; elementwise operations get theirs from ``domain``
-    domain        the interval of random inputs; ``kinks`` are points of it to keep away from
-    part_of       the public operation that this one is a part of, which texts for the user then name
-    """
-
-    def __init__(
-        self,
-        function: Callable[P, Any],
-        *,
-        torch: Any = None,
-        numpy: Any = None,
-        samples: Sequence[Sample] = (),
-        domain: tuple[float, float] = (-2.0, 2.0),
-        kinks: Sequence[float] = (),
-        part_of: str | None = None,
-    ) -> None:
-        functools.update_wrapper(self, function)
-        self.function: Callable[..., Any] = function
-        self.name: str = function.__name__
-        self.label = part_of or self.name
-        self.parameters = inspect.signature(function).parameters
-        self.checks = {
-            name: CHECKS[str(p.annotation)] for name, p in self.parameters.items() if str(p.annotation) in CHECKS
-        }
-        self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__.lower()} {self.name}>"
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return self.function(*args, **kwargs)
-
-    def checked(self, value: Any, name: str) -> Any:
-        """An argument in the form that the function takes, or an error that names it."""
-        check = self.checks.get(name)
-        return value if check is None else check(value, f"{name!r} of {self.label}")
+def tell(event: str, *facts: Any) -> None:
+    """Call the method ``event`` of each observer; the list is copied, since one may come or go while it is told."""
+    for observer in tuple(observers):
+        getattr(observer, event)(*facts)
 
 
-class Composite(Operation[P]):
-    """A function written in terms of primitives; it needs no rule and is registered to be tested like one."""
-
-    def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
-        super().__init__(function, **facts)
-        self.places = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
-        listed = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.values())
-        self.places += self.places[-1:] * (64 if listed else 0)  # names of the arguments in order
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        try:
-            values = [self.checked(value, name) for name, value in zip(self.places, args, strict=False)]
-            named: Any = {name: self.checked(value, name) for name, value in kwargs.items()}
-            return self.function(*values, *args[len(values) :], **named)
-        except (*FOREIGN, MiniGradError) as error:
-            if is_clear(self, error):
-                raise
-            raise in_our_terms(self, args, kwargs, error) from None
+# ---- 2. primitives --------------------------------------------------------------------------------------------------
 
 
 class Primitive(Operation[P]):
@@ -245,6 +176,10 @@ class Primitive(Operation[P]):
         self.rules: list[tuple[tuple[int, ...], Rule, bool]] = []  # positions covered, rule, joint?
         self.plans: dict[Any, Plan | None] = {}
 
+    def argument(self, position: int) -> str:
+        """What a text calls the argument at ``position``, those of a leading list by its name."""
+        return f"argument {self.names[0 if self.sequence else position]!r}"
+
     # -- declaring derivatives --
 
     def defvjp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
@@ -263,10 +198,6 @@ class Primitive(Operation[P]):
             return rule
 
         return declare
-
-    def argument(self, position: int) -> str:
-        """What a text calls the argument at ``position``, those of a leading list by its name."""
-        return f"argument {self.names[0 if self.sequence else position]!r}"
 
     def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool) -> None:
         legal = legal_names(self.position)
@@ -306,16 +237,20 @@ class Primitive(Operation[P]):
                 raw.append(value)
             else:
                 raw.append(self.checked(value, self.names[position - count + 1 if count else position]))
-        if not tensors:
-            return self._run(raw, count, None)[0]
         started = time.perf_counter() if observers else 0.0
         plan = self._plan(tuple(wrt), count) if wrt and mode.recording else None
-        out, extras = self._run(raw, count, plan)
+        try:
+            out, extras = self._run(raw, count, plan)
+        except FOREIGN as error:
+            if is_clear(self, error):
+                raise
+            raise self._at_fault(raw, count, error) from None
+        if not tensors:
+            return out
         result = self._record(plan, values, raw, out, extras)
         if observers:
-            for observer in tuple(observers):
-                observer.read(values)
-                observer.forward(self, raw, out, result, started)
+            tell("forward", self, raw, out, result, started)
+            tell("read", values)
         return result
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
@@ -328,7 +263,7 @@ class Primitive(Operation[P]):
             raise wrong_call(self, args, kwargs)
         return values
 
-    def _told(self, raw: list[Any], count: int, error: Exception) -> MiniGradError:
+    def _at_fault(self, raw: list[Any], count: int, error: Exception) -> MiniGradError:
         """What the user is told of an error from inside: the argument at fault, or else the whole call."""
         values = [raw[:count], *raw[count:]] if self.sequence else raw
         arguments = dict(zip(self.names, values, strict=True))
@@ -341,12 +276,8 @@ class Primitive(Operation[P]):
         return explain(self, arguments, getattr(error, "source", None) or error)
 
     def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
-        try:
-            return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
-        except FOREIGN as error:
-            if is_clear(self, error):
-                raise
-            raise self._told(raw, count, error) from None
+        """The result on arrays, and what a kernel kept besides, by name."""
+        return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
@@ -357,7 +288,7 @@ class Primitive(Operation[P]):
         if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
             result._version = values[0]._version
         if plan is not None and is_floating(out.dtype):
-            node = self._node(plan, values, raw, out, extras, out.shape, out.dtype)
+            node = self._make_node(plan, values, raw, out, extras, out.shape, out.dtype)
             attach(result, node)
             if plan.watches_out:
                 node.versions.append((result._version, result._version[0], -1))
@@ -367,11 +298,11 @@ class Primitive(Operation[P]):
         results = tuple(Tensor._wrap(piece) for piece in out)
         if plan is not None:
             shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
-            attach_several(results, self._node(plan, values, raw, out, extras, shapes, dtypes))
+            attach_several(results, self._make_node(plan, values, raw, out, extras, shapes, dtypes))
         return results
 
-    def _node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
-        parents = tuple([values[i]._node or values[i] for i in plan.wrt])
+    def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
+        parents = tuple([values[i].node or values[i] for i in plan.wrt])
         node = Node(self, plan, parents, [fetch(raw, out, extras) for fetch in plan.fetch], shape, dtype)
         node.versions = [
             (values[i]._version, values[i]._version[0], i) for i in plan.watched if isinstance(values[i], Tensor)
@@ -416,6 +347,9 @@ class Primitive(Operation[P]):
         return residuals
 
 
+# ---- results and the nodes behind them -------------------------------------------------------------------------------
+
+
 def _is_view(out: Any, x: Any) -> bool:
     """Whether ``out``, the result of a view operation on ``x``, shares its memory: a view's base is what owns that."""
     return out is x or (out.base is not None and (out.base is x or out.base is x.base))
@@ -423,7 +357,7 @@ def _is_view(out: Any, x: Any) -> bool:
 
 def attach(result: Any, node: Node) -> Any:
     """Make ``node`` the origin of the Tensor ``result``."""
-    result._node, result._requires_grad = node, True
+    result.node, result._requires_grad = node, True
     return result
 
 
@@ -448,23 +382,7 @@ def _connected_result(out: Any, node: Node) -> Any:
     return results
 
 
-def register(made: Made) -> Made:
-    """Enter an operation into the REGISTRY, under its name; only the same function, defined again, may replace one."""
-    before = REGISTRY.get(made.name)
-    if before is not None and _origin(before) != _origin(made):
-        got = f"a second {made.name!r}, the first from {before.function.__module__}"
-        raise ArgumentError("an operation with a new name", got, "rename it, or del minigrad.REGISTRY[name] first")
-    REGISTRY[made.name] = made
-    return made
-
-
-def _origin(operation: Operation[Any]) -> tuple[str, str]:
-    return operation.function.__module__, operation.function.__qualname__
-
-
-def composite(**facts: Any) -> Callable[[Callable[P, Any]], Composite[P]]:
-    """Register a function written in terms of primitives: ``@composite(samples=[...])``."""
-    return lambda function: register(Composite(function, **facts))
+# ---- decorators that make and register a primitive -------------------------------------------------------------------
 
 
 @overload
@@ -491,6 +409,9 @@ def primitive(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
 def elementwise(**facts: Any) -> Callable[[Callable[P, Any]], Primitive[P]]:
     """A primitive that acts on each element after broadcasting its arguments, whose rules need not undo that."""
     return lambda function: register(Primitive(function, elementwise=True, **facts))
+
+
+# ---- the operation that picks one of several results -----------------------------------------------------------------
 
 
 _pick = Primitive(lambda results, place, count: results[place])

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad import core
 from minigrad.backend import array_module, is_array, to_numpy
 from minigrad.backward import Pass, nodes_behind
 from minigrad.core import Node
 from minigrad.errors import ArgumentError, DTypeError, GraphError, MiniGradError
 from minigrad.observe import argument_name
 from minigrad.recording import no_grad
+from minigrad.tensor import Tensor
 
 SMALL = 6  # up to so many numbers are shown; of more, only the norm of the gradient
 
@@ -43,9 +43,9 @@ class _Graph(NamedTuple):
 
 
 def _graph(t: Any, gradients: bool) -> _Graph:
-    if not isinstance(t, core.Tensor):
+    if not isinstance(t, Tensor):
         raise DTypeError("a Tensor, whose graph is to be drawn", type(t).__name__)
-    root = t._node or t
+    root = t.node or t
     if isinstance(root, Node) and root.parents is None:
         hint = "draw it before backward, or call backward(retain_graph=True)"
         raise GraphError("a graph that is still there", "one that a backward pass has freed", hint)
@@ -62,7 +62,7 @@ def _values(nodes: Iterable[Node]) -> dict[Any, Any]:
         kept = _kept(node)
         values[node] = values.get(node, kept.get("out"))
         for position, edge in zip(node.plan.wrt, node.parents or (), strict=False):
-            found = edge._data if isinstance(edge, core.Tensor) else kept.get(argument_name(node.primitive, position))
+            found = edge._data if isinstance(edge, Tensor) else kept.get(argument_name(node.primitive, position))
             if found is not None:
                 values[edge] = found
     return {edge: value for edge, value in values.items() if is_array(value)}
@@ -89,7 +89,8 @@ def _is_whole(nodes: Iterable[Node]) -> bool:
 
 def _gradients(t: Any, root: Any, nodes: Sequence[Node]) -> dict[Any, Any]:
     """The gradient of the number ``t`` with respect to everything it was made from; no ``.grad`` is touched."""
-    work = Pass(False, True, {root, *nodes, *(edge for node in nodes for edge in node.parents)})
+    targets = {root, *nodes, *(edge for node in nodes for edge in node.parents)}
+    work = Pass(retain_graph=True, targets=targets)
     with no_grad():
         work.run([(root, array_module(t._data).ones(t.shape, t.dtype))])
     return {
@@ -100,7 +101,7 @@ def _gradients(t: Any, root: Any, nodes: Sequence[Node]) -> dict[Any, Any]:
 
 
 def _leaf_gradients(nodes: Iterable[Node]) -> dict[Any, Any]:
-    leaves = {edge for node in nodes for edge in node.parents or () if isinstance(edge, core.Tensor)}
+    leaves = {edge for node in nodes for edge in node.parents or () if isinstance(edge, Tensor)}
     return {leaf: leaf.grad for leaf in leaves if leaf.grad is not None}
 
 
@@ -109,7 +110,7 @@ def _leaf_gradients(nodes: Iterable[Node]) -> dict[Any, Any]:
 
 def _module_of(leaf: Any) -> str:
     """``layers.0.attn.q_proj`` for the parameter ``layers.0.attn.q_proj.weight``; "" for what has no such name."""
-    return (leaf.name or "").rpartition(".")[0] if isinstance(leaf, core.Tensor) else ""
+    return (leaf.name or "").rpartition(".")[0] if isinstance(leaf, Tensor) else ""
 
 
 def _common(a: str, b: str) -> str:
@@ -165,7 +166,7 @@ class _Group:
 
 def _grouped(nodes: Sequence[Node], depth: int) -> list[_Group]:
     """The nodes in the boxes that they go to, in the order of the computation; depth 0 folds nothing."""
-    leaves = {edge for node in nodes for edge in node.parents or () if isinstance(edge, core.Tensor)}
+    leaves = {edge for node in nodes for edge in node.parents or () if isinstance(edge, Tensor)}
     units = {_unit(_module_of(leaf), depth) for leaf in leaves} - {""} if depth else set()
     paths = _modules(nodes) if depth else [""] * len(nodes)
     groups: list[_Group] = []
@@ -258,7 +259,7 @@ class _Layout:
         edges = dict.fromkeys(edge for node in group.nodes for edge in node.parents or ())
         inside = {e: None for e in edges if group.unit and _unit(_module_of(e), self.depth) == group.unit}
         for leaf in edges:
-            if isinstance(leaf, core.Tensor) and leaf not in inside and leaf not in self.place:
+            if isinstance(leaf, Tensor) and leaf not in inside and leaf not in self.place:
                 self.put([leaf], Box((leaf.name or "leaf", *_facts(leaf, self.graph)), "leaf"))
         self.runs[group.unit] = run = self.runs.get(group.unit, 0) + 1
         folded = group.unit != ""

@@ -67,11 +67,11 @@ def _called(fn: Function, args: Sequence[Any], wanted: Sequence[int]) -> tuple[A
         if not isinstance(result, Tensor):
             hint = "compute with minigrad, not with .data or NumPy alone"
             raise DTypeError("a function that returns Tensors", describe(result), hint)
-    edges = {v._node or v for v in variables}
-    behind = nodes_behind([r._node for r in results], lambda node: node in edges)
+    edges = {v.node or v for v in variables}
+    behind = nodes_behind([r.node for r in results], lambda node: node in edges)
     sources = {edge for node in behind for edge in node.parents} - edges
     leaves = [e for e in sources if isinstance(e, Tensor) and not (isinstance(e, _Variable) and e.birth > start)]
-    foreign = bool(leaves) or any(v._node for v in variables)
+    foreign = bool(leaves) or any(v.node for v in variables)
     return out, variables, outer and foreign
 
 

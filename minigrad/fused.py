@@ -14,9 +14,9 @@ from minigrad import core
 from minigrad.backend import array_module, raw
 from minigrad.backward import grad
 from minigrad.core import Node, Primitive
-from minigrad.explain import FOREIGN, is_clear
 from minigrad.plan import Plan
 from minigrad.recording import cast, enable_grad, mode
+from minigrad.registry import register
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -91,8 +91,7 @@ class Fused(Primitive[P]):
     def _defined(self, args: Any, kwargs: Any) -> Any:
         started = time.perf_counter() if core.observers else 0.0
         out = self.definition(*args, **kwargs)
-        for observer in tuple(core.observers):
-            observer.definition(self, started)
+        core.tell("definition", self, started)
         return out
 
     def runs_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -105,13 +104,8 @@ class Fused(Primitive[P]):
         assert self.kernel is not None
         kernel = self.gpu.forward if self.gpu and array_module(*raw) is not np else self.kernel
         asked = {"needs": plan.needs} if plan and self.asks_needs else {}
-        try:
-            result: tuple[Any, dict[str, Any]] = kernel(*raw, **asked)
-            return result
-        except FOREIGN as error:
-            if is_clear(self, error):
-                raise
-            raise self._told(raw, count, error) from None
+        result: tuple[Any, dict[str, Any]] = kernel(*raw, **asked)
+        return result
 
     def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients by the backward kernel; by differentiating the definition where they must be differentiable."""
@@ -133,5 +127,5 @@ def fused(**facts: Any) -> Callable[[Callable[P, Any]], Fused[P]]: ...
 def fused(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
     """Make a definition in primitives a registered :class:`Fused`, to be given its kernels: ``@fused(torch=…)``."""
     if function is None:
-        return lambda f: core.register(Fused(f, **facts))
-    return core.register(Fused(function, **facts))
+        return lambda f: register(Fused(f, **facts))
+    return register(Fused(function, **facts))

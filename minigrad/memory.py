@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from minigrad import core
 from minigrad.backward import nodes_behind
 from minigrad.core import Node
 from minigrad.errors import DTypeError
 from minigrad.observe import Instrument, arrays_in, base_of, node_of, notes, scaled, table
+from minigrad.tensor import Tensor
 
 Place = tuple[str, str]  # an operation, and the name of one of its residuals
 
@@ -58,9 +58,7 @@ class _Ledger:
     def hold(self, node: Node) -> list[tuple[int, Place]]:
         """Count what ``node`` holds; the result is to be given to :meth:`drop` once it doesn't any more."""
         with self.lock:
-            self.leaves.update(
-                (_key(leaf), weakref.ref(leaf)) for leaf in node.parents if isinstance(leaf, core.Tensor)
-            )
+            self.leaves.update((_key(leaf), weakref.ref(leaf)) for leaf in node.parents if isinstance(leaf, Tensor))
             keys = []
             for name, residual in zip(node.plan.names, node.residuals or (), strict=False):
                 for base in map(base_of, arrays_in(residual)):
@@ -112,7 +110,7 @@ def _key(leaf: Any) -> int:
 
 
 def _leaves(edges: Iterable[Any]) -> Iterator[Any]:
-    return (edge for edge in edges if isinstance(edge, core.Tensor))
+    return (edge for edge in edges if isinstance(edge, Tensor))
 
 
 class _Hold:
@@ -165,7 +163,7 @@ def memory_summary(results: Any) -> MemorySummary:
     total                     2   32 B
     nodes: 4, leaves: 1, with 16 B of data and 0 B of gradients of their own
     """
-    roots = [t._node or t for t in _tensors(results)]
+    roots = [t.node or t for t in _tensors(results)]
     nodes = sorted(nodes_behind(roots, lambda node: False), key=lambda node: node.number)
     edges = [*roots, *(edge for node in nodes for edge in node.parents or ())]
     leaves = list(dict.fromkeys(_leaves(edges)))
@@ -180,7 +178,7 @@ def memory_summary(results: Any) -> MemorySummary:
 
 
 def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, core.Tensor):
+    if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple | dict):
         for part in value.values() if isinstance(value, dict) else value:

@@ -7,10 +7,8 @@ instrument has to remember of a node it writes on the node's ``note``, so that i
 from __future__ import annotations
 
 import linecache
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +16,7 @@ from minigrad import core
 from minigrad.backend import is_array, raw
 from minigrad.core import Node, Observer
 from minigrad.errors import GraphError
+from minigrad.explain import OURS
 
 Kind = TypeVar("Kind", bound="Instrument")
 
@@ -38,8 +37,8 @@ class Instrument(Observer):
 def node_of(result: Any) -> Node | None:
     """The node that an operation's result, a Tensor or a tuple of them, was recorded as; None where none was."""
     if type(result) is not tuple:
-        return result._node  # type: ignore[no-any-return]
-    picks = [part._node for part in result if part._node is not None]
+        return result.node  # type: ignore[no-any-return]
+    picks = [part.node for part in result if part.node is not None]
     return picks[0].parents[0] if picks else None
 
 
@@ -65,9 +64,7 @@ def notes(node: Node) -> dict[Any, Any]:
 
 # ---- where the user called ------------------------------------------------------------------------------------------
 
-_ROOT = Path(__file__).parent.parent
-_OURS = tuple(f"{_ROOT / package}{os.sep}" for package in ("minigrad", "nn", "optim"))
-_LAYERS = _OURS[1]
+_LAYERS = OURS[1]
 
 
 class Line(NamedTuple):
@@ -93,7 +90,7 @@ def calling_lines() -> tuple[Line | None, Line | None]:
     layer = None
     for frame in frames(sys._getframe(1)):
         file = frame.f_code.co_filename
-        if not file.startswith(_OURS):
+        if not file.startswith(OURS):
             return Line(file, frame.f_lineno), layer
         if layer is None and file.startswith(_LAYERS):
             layer = Line(file, frame.f_lineno)

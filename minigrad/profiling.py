@@ -21,6 +21,7 @@ from minigrad.backend import device_of
 from minigrad.core import Node
 from minigrad.fused import Fused
 from minigrad.observe import Instrument, arguments_by_name, arrays_in, base_of, node_of, notes, scaled, table
+from minigrad.tensor import Tensor
 
 # ---- how much an operation computes ---------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class profile(Instrument):
         """Note the call of a derivative."""
         _wait(gradients)
         seconds = time.perf_counter() - started
-        recorded = any(isinstance(gradient, core.Tensor) for gradient in gradients)
+        recorded = any(isinstance(gradient, Tensor) for gradient in gradients)
         definition = recorded and isinstance(node.primitive, Fused)
         moved = _moved([g, *node.residuals], gradients)
         flop = (node.note or {}).get("flop") if moved and not definition else None

@@ -30,6 +30,7 @@ from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, G
 from minigrad.explain import FOREIGN, describe, explained, translate
 from minigrad.habits import unknown_name
 from minigrad.kernels.softmax import log_softmax, softmax
+from minigrad.registry import REGISTRY
 
 
 class Handle:
@@ -59,26 +60,28 @@ class Tensor:
     dtype, device   by default those of ``data``; a list of floats is float64, as in NumPy
 
     ``.data`` and ``.grad`` are plain arrays. Assigning ``t.data = a`` keeps shape and dtype, and is noticed if a graph
-    needed the old numbers; a write through the array itself (``t.data[0] = 1``) can't be noticed.
+    needed the old numbers; a write through the array itself (``t.data[0] = 1``) can't be noticed. ``.node`` is what is
+    remembered of the operation that made a recorded result (``core.Node``); that of a leaf or constant is None.
 
     >>> x = Tensor([1.0, 2.0], requires_grad=True)
-    >>> (x * x).sum().backward()
-    >>> print(x.grad)
-    [2. 4.]
+    >>> y = (x * x).sum()
+    >>> y.backward()
+    >>> print(x.grad, x.node, y.node.primitive.name)
+    [2. 4.] None sum
     """
 
-    __slots__ = ("__weakref__", "_data", "_grad", "_hooks", "_node", "_requires_grad", "_version", "name")
+    __slots__ = ("__weakref__", "_data", "_grad", "_hooks", "_requires_grad", "_version", "name", "node")
 
     __hash__ = object.__hash__
     __array_priority__ = 1000.0
 
     _data: Array
-    _node: core.Node | None
     _requires_grad: bool
     _version: list[int]
     _hooks: list[Callable[[Array], Array | None]] | None
     _grad: Array | None
     name: str | None
+    node: core.Node | None
 
     def __init__(self, data: Any, requires_grad: bool = False, dtype: DType = None, device: str | None = None) -> None:
         self._fill(as_array(data, dtype, device, copy=True))
@@ -86,7 +89,7 @@ class Tensor:
 
     def _fill(self, array: Array) -> None:
         self._data = array
-        self._grad = self._node = self._hooks = self.name = None
+        self._grad = self.node = self._hooks = self.name = None
         self._requires_grad = False
         self._version = [0]
 
@@ -95,7 +98,7 @@ class Tensor:
         """A Tensor around an array, or around the number that an operation gave in place of a 0-d array."""
         tensor = Tensor.__new__(Tensor)
         tensor._data = np.asarray(array) if isinstance(array, np.generic | int | float) else array
-        tensor._grad = tensor._node = tensor._hooks = tensor.name = None
+        tensor._grad = tensor.node = tensor._hooks = tensor.name = None
         tensor._requires_grad = False
         tensor._version = [0]
         return tensor
@@ -143,8 +146,8 @@ class Tensor:
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        if self._node is not None and not value:
-            raise GraphError("a leaf", f"the result of {self._node.primitive.label!r}", "use .detach()")
+        if self.node is not None and not value:
+            raise GraphError("a leaf", f"the result of {self.node.primitive.label!r}", "use .detach()")
         if value and not is_floating(self._data.dtype):
             hint = "write 1.0 for 1, or pass dtype='float32'"
             raise DTypeError("a floating-point tensor, the only kind that has a gradient", str(self.dtype), hint)
@@ -190,8 +193,8 @@ class Tensor:
         facts = [] if self.dtype in (np.float64, np.int64, np.bool_) else [f"dtype={self.dtype}"]
         facts += [] if self.device == "cpu" else [f"device={self.device!r}"]
         facts += [f"name={self.name!r}"] if self.name else []
-        if self._node is not None:
-            facts.append(f"made by {self._node.primitive.label}")
+        if self.node is not None:
+            facts.append(f"made by {self.node.primitive.label}")
         elif self._requires_grad:
             facts.append("requires_grad=True")
         return f"{type(self).__name__}({', '.join([numbers, *facts])})"
@@ -225,8 +228,8 @@ class Tensor:
             raise CallError("a function of the gradient as hook", describe(hook), "x.register_hook(lambda g: 2 * g)")
         if not self._requires_grad:
             raise GraphError("a tensor that a gradient reaches", self._brief(), "set requires_grad=True")
-        holder: Any = self if self._node is None else self._node
-        attribute = "_hooks" if self._node is None else "hooks"
+        holder: Any = self if self.node is None else self.node
+        attribute = "_hooks" if self.node is None else "hooks"
         if getattr(holder, attribute) is None:
             setattr(holder, attribute, [])
         hooks = getattr(holder, attribute)
@@ -289,13 +292,13 @@ class Tensor:
     def __copy__(self) -> Tensor:
         made = type(self).__new__(type(self))
         made._fill(self._data)
-        made._version, made._node, made._requires_grad = self._version, self._node, self._requires_grad
+        made._version, made.node, made._requires_grad = self._version, self.node, self._requires_grad
         made.name = self.name
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        if self._node is not None:
-            raise GraphError("a leaf to copy", f"the result of {self._node.primitive.label!r}", "copy .detach()")
+        if self.node is not None:
+            raise GraphError("a leaf to copy", f"the result of {self.node.primitive.label!r}", "copy .detach()")
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made._fill(self._data.copy())
@@ -304,8 +307,8 @@ class Tensor:
         return made
 
     def __reduce__(self) -> Any:
-        if self._node is not None:
-            raise GraphError("a leaf to pickle", f"the result of {self._node.primitive.label!r}", "pickle .detach()")
+        if self.node is not None:
+            raise GraphError("a leaf to pickle", f"the result of {self.node.primitive.label!r}", "pickle .detach()")
         return _rebuild, (type(self), self.numpy(), self._requires_grad, self.name)
 
     # ---- Python's own ----
@@ -627,7 +630,7 @@ INSPECTING = {
     "searchsorted", "nonzero",
 }
 # fmt: on
-_OWN = {name: operation for name, operation in core.REGISTRY.items() if hasattr(np, name)}
+_OWN = {name: operation for name, operation in REGISTRY.items() if hasattr(np, name)}
 NUMPY_UFUNCS: dict[str, Any] = _OWN | {name: functools.partial(_test, name) for name in SIGNS}
 NUMPY_FUNCTIONS: dict[str, Any] = _OWN | {
     "norm": ops.norm, "zeros_like": lambda t: Tensor._wrap(ops.zeros_like(t)), "copy": lambda t: t.copy(),

@@ -14,9 +14,10 @@ import numpy as np
 
 from minigrad.backend import Array, DType, device_of, is_array, is_floating, to_numpy
 from minigrad.backward import grad
-from minigrad.core import Operation, Primitive, Sample, sample
+from minigrad.core import Primitive
 from minigrad.errors import ArgumentError, CallError, DTypeError, GradientError
 from minigrad.explain import describe, explained
+from minigrad.registry import Operation, Sample, sample
 from minigrad.tensor import Tensor
 
 Host: TypeAlias = "np.ndarray[Any, Any]"

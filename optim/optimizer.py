@@ -87,8 +87,8 @@ class Optimizer:
         for place, param in enumerate(params, start=len(self.state)):
             if param in known:
                 raise ArgumentError("each parameter once", f"{describe(param, place)} twice", "tied weights count once")
-            if param._node is not None:
-                got = f"{describe(param, place)}, the result of {param._node.primitive.name!r}"
+            if param.node is not None:
+                got = f"{describe(param, place)}, the result of {param.node.primitive.name!r}"
                 raise GraphError("leaf tensors as parameters", got, "pass what it was computed from")
             known.add(param)
         complete = {**self.defaults, **group, "params": params}

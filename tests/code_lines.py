@@ -33,7 +33,7 @@ def table() -> dict[str, int]:
 
 
 def main() -> None:
-    """Print the table, smallest budget first to check: core.py, then the sum."""
+    """Print the table and the sum."""
     rows = table()
     for name, count in rows.items():
         print(f"{count:6} {name}")

@@ -11,8 +11,9 @@ import torch
 
 import minigrad as mg
 import optim
-from minigrad.core import Composite, Node, Primitive, sample
+from minigrad.core import Node, Primitive
 from minigrad.errors import CallError, DTypeError, GraphError, MiniGradError, ShapeError
+from minigrad.registry import Composite, sample
 
 
 def leaf(*values, **options):
@@ -106,7 +107,7 @@ def test_what_a_node_keeps_is_let_go_as_soon_as_it_was_used():
     x = leaf(np.ones(1000))
     y = mg.exp(x)
     z = mg.exp(y)
-    kept = weakref.ref(z._node.residuals[0])
+    kept = weakref.ref(z.node.residuals[0])
     seen = []
     y.register_hook(lambda g: seen.append(kept() is None))
     total = z.sum()
@@ -700,12 +701,12 @@ def test_residual_names_are_checked_at_declaration():
 
 def test_rules_keep_only_what_they_name_and_only_for_arguments_that_need_it():
     x, y = leaf(X), leaf(Y)
-    assert mg.add(x, y)._node.residuals == []
-    assert [r is a.data for r, a in zip(mg.multiply(x, y)._node.residuals, (y, x), strict=True)] == [True, True]
-    (kept,) = mg.multiply(x, Y)._node.residuals
+    assert mg.add(x, y).node.residuals == []
+    assert [r is a.data for r, a in zip(mg.multiply(x, y).node.residuals, (y, x), strict=True)] == [True, True]
+    (kept,) = mg.multiply(x, Y).node.residuals
     assert kept is Y
     out = mg.exp(x)
-    assert out._node.residuals[0] is out.data
+    assert out.node.residuals[0] is out.data
 
 
 def test_a_rule_that_gives_the_wrong_shape_is_named():

@@ -174,7 +174,7 @@ def test_exceptions_of_the_user_pass_as_they_are() -> None:
     x = mg.Tensor([1.0], requires_grad=True)
     hooked = x * 2
     hooked.register_hook(fail)
-    for call in (lambda: Layer()(x), lambda: mg.vjp(fail, x), lambda: mg.core.Composite(fail)(x), hooked.backward):
+    for call in (lambda: Layer()(x), lambda: mg.vjp(fail, x), lambda: mg.registry.Composite(fail)(x), hooked.backward):
         with pytest.raises((TypeError, ValueError), match=r"^mine$") as caught:
             call()
         assert type(caught.value.__cause__) is KeyError

@@ -13,7 +13,7 @@ LAYERS = [
     ["backend", "habits"],
     ["explain"],
     ["arguments"],
-    ["parallel", "recording", "cuda", "plan"],
+    ["parallel", "recording", "cuda", "plan", "registry"],
     ["core"],
     ["backward"],
     ["fused"],

@@ -25,9 +25,9 @@ import minigrad as mg
 import minigrad.kernels
 import nn
 import optim
-from minigrad.core import Operation
 from minigrad.errors import MiniGradError
 from minigrad.fused import Fused
+from minigrad.registry import Operation
 from minigrad.testing import sample_inputs
 
 for module in pkgutil.iter_modules(minigrad.kernels.__path__):

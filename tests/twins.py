@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.core import Operation
+from minigrad.registry import Operation
 
 
 def twin(operation: Operation[Any], module: Any) -> Callable[..., Any] | None:

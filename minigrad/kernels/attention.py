@@ -21,7 +21,6 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, rounded
 from minigrad.backward import unbroadcast
-from minigrad.core import sample
 from minigrad.fused import fused
 from minigrad.kernels.attention_tiles import (
     Block,
@@ -40,6 +39,7 @@ from minigrad.kernels.rows import SAFE
 from minigrad.kernels.softmax import softmax
 from minigrad.ops import astype, matmul, repeat, swapaxes, where
 from minigrad.parallel import blas_threads, run, scratch
+from minigrad.registry import sample
 
 # ---- the definition -------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, beside, raw, rounded
-from minigrad.core import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.embedding import check_range
@@ -20,6 +19,7 @@ from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, ov
 from minigrad.kernels.softmax import log_softmax
 from minigrad.ops import astype, mean, sum, take_along_axis, where
 from minigrad.parallel import scratch
+from minigrad.registry import sample
 
 
 def _torch(t: Any, logits: Any, targets: Any, *rest: Any, **named: Any) -> Any:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, rounded
-from minigrad.core import primitive, sample
+from minigrad.core import primitive
 from minigrad.kernels.attention_tiles import kept, share_of, threshold
 from minigrad.kernels.gpu import THREADS, launch, pack_of, uniform
+from minigrad.registry import sample
 
 
 @primitive(torch=False, samples=[sample((2, 3), p=0.5, seed=1), sample((2, 2, 5), p=0.2, seed=7)])

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, beside, raw
-from minigrad.core import sample
 from minigrad.errors import DTypeError, IndexRangeError, ShapeError
 from minigrad.fused import fused
 from minigrad.ops import stop_gradient, take, where
 from minigrad.ops._rows import add_rows
+from minigrad.registry import sample
 
 
 def _torch(t: Any, ids: Any, weight: Any, padding_idx: int | None = None) -> Any:

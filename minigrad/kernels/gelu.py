@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, rounded
-from minigrad.core import sample
 from minigrad.errors import ArgumentError
 from minigrad.fused import fused
 from minigrad.kernels.rows import dtypes, over_elements
@@ -17,6 +16,7 @@ from minigrad.ops import erf as erf_of_tensor
 from minigrad.ops import tanh
 from minigrad.ops._erf import erf
 from minigrad.parallel import scratch
+from minigrad.registry import sample
 
 SLOPE, CUBIC = math.sqrt(2 / math.pi), 0.044715  # Φ(x) ≈ (1 + tanh(SLOPE (x + CUBIC x³))) / 2
 

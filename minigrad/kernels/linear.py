@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, rounded
-from minigrad.core import sample
 from minigrad.errors import ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, over_rows, total
 from minigrad.ops import matmul, transpose
+from minigrad.registry import sample
 
 _samples = [sample((2, 3), (4, 3)), sample((2, 2, 3), (4, 3), (4,)), sample((3,), (4, 3), (4,))]
 

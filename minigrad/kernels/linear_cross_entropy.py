@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, rounded
-from minigrad.core import sample
 from minigrad.errors import DTypeError, ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.cross_entropy import Goal, cross_entropy, reduced, row_gradients, row_losses
 from minigrad.kernels.linear import linear
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows
 from minigrad.parallel import scratch
+from minigrad.registry import sample
 
 CHUNK_BYTES = 64 << 20  # of logits at a time; each chunk but the first costs a pass over the weight's gradient
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, rounded
-from minigrad.core import sample
 from minigrad.fused import fused
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
 from minigrad.ops import astype, mean, sqrt
 from minigrad.parallel import scratch
+from minigrad.registry import sample
 
 
 def _torch(t: Any, x: Any, normalized_shape: Any = None, weight: Any = None, eps: float = 1e-5) -> Any:

@@ -15,11 +15,12 @@ import numpy as np
 from minigrad import parallel
 from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.backward import unbroadcast
-from minigrad.core import primitive, sample
+from minigrad.core import primitive
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels import gpu_rope
 from minigrad.ops import astype
 from minigrad.parallel import scratch
+from minigrad.registry import sample
 
 ELEMENT_NS = {"interleaved": 0.3, "half": 1.5}  # time of an element on one core
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, rounded
-from minigrad.core import sample
 from minigrad.fused import fused
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
 from minigrad.ops import astype, exp, isfinite, log, max, stop_gradient, sum, where
 from minigrad.ops.shape import normal_axis
+from minigrad.registry import sample
 
 _samples = [sample((2, 3)), sample((2, 3, 4), axis=1), sample((4,), 0)]
 

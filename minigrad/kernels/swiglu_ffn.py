@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, rounded
-from minigrad.core import sample
 from minigrad.errors import ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.linear import linear
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of
 from minigrad.kernels.swiglu import logistic, slope, swiglu
 from minigrad.parallel import TILE_BYTES, blas_threads, for_rows, scratch
+from minigrad.registry import sample
 
 CHUNK = 1024  # rows whose gradients exist at once: enough for good matrix products, few enough for the L3 cache
 TILE_ROWS = 512  # of a tile: each product packs its matrix anew, so fewer are slower

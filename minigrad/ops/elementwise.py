@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module
-from minigrad.core import composite, elementwise, sample
+from minigrad.core import elementwise
 from minigrad.ops._erf import erf as _erf
 from minigrad.ops.piecewise import isinf, where, zeros_like
+from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [

@@ -12,12 +12,13 @@ import numpy as np
 from minigrad.arguments import operand
 from minigrad.backend import Array, array_module, beside, is_array, is_half, raw
 from minigrad.backward import unbroadcast
-from minigrad.core import composite, primitive, sample
+from minigrad.core import primitive
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.explain import describe
 from minigrad.ops._rows import add_rows
 from minigrad.ops.piecewise import where
 from minigrad.ops.shape import along, flip, normal_axis, ravel
+from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [
@@ -42,7 +43,7 @@ def placed(index: Any, x: Array) -> Any:
     """
     if isinstance(x, np.ndarray):
         return index
-    check_range(x.shape, index)
+    check_indices(x.shape, index)
     parts = index if isinstance(index, tuple) else (index,)
     return tuple(beside(part, x) if is_array(part) else part for part in parts)
 
@@ -75,7 +76,7 @@ def getitem(x: Array, index: Any) -> Array:
     return x[placed(plain_index(index), x)]
 
 
-def check_range(shape: tuple[int, ...], index: Any) -> None:
+def check_indices(shape: tuple[int, ...], index: Any) -> None:
     """Refuse integer arrays out of range."""
     parts = index if isinstance(index, tuple) else (index,)
     axis = 0

@@ -11,7 +11,7 @@ import numpy as np
 from minigrad.arguments import whole
 from minigrad.backend import Array, array_module, is_half
 from minigrad.backward import unbroadcast
-from minigrad.core import composite, primitive, sample
+from minigrad.core import primitive
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.ops.elementwise import multiply
 from minigrad.ops.reduce import sum
@@ -26,6 +26,7 @@ from minigrad.ops.shape import (
     swapaxes,
     transpose,
 )
+from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module, raw, to_device
-from minigrad.core import composite, elementwise, primitive, sample
+from minigrad.core import elementwise, primitive
+from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, Axes, accumulator, array_module, is_half, rounded
-from minigrad.core import composite, primitive, sample
+from minigrad.core import primitive
 from minigrad.errors import ArgumentError
 from minigrad.ops.elementwise import exp, over
 from minigrad.ops.piecewise import absolute, astype, isfinite, sign, where
 from minigrad.ops.shape import broadcast_to, expand_dims, listed, normal_axis, reshape
+from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [

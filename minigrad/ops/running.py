@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, Axes, array_module, is_half, rounded
-from minigrad.core import primitive, sample
+from minigrad.core import primitive
 from minigrad.ops.piecewise import zeros_like
 from minigrad.ops.reduce import chosen, kept, over_axes, spread
 from minigrad.ops.shape import concatenate, flip, moveaxis, reshape
+from minigrad.registry import sample
 
 __all__ = ["cumprod", "cumsum", "prod"]
 

@@ -14,10 +14,11 @@ from minigrad.arguments import as_shape, whole
 from minigrad.arguments import normal_axis as normal_axis
 from minigrad.backend import Array, Axes, array_module
 from minigrad.backward import unbroadcast
-from minigrad.core import composite, primitive, sample
+from minigrad.core import primitive
 from minigrad.errors import ArgumentError, AxisError, ShapeError
 from minigrad.ops.elementwise import multiply
 from minigrad.ops.piecewise import where
+from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [

@@ -39,7 +39,7 @@ def test_keeps_two_arrays_as_wide_as_the_hidden_layer():
 
     x, *weights = (mg.Tensor(a, requires_grad=True) for a in arguments((6,), 3, 5, 2))
     out = swiglu_ffn(x, *weights)
-    wide = [a for a in out._node.residuals if isinstance(a, np.ndarray) and a.shape == (6, 5)]
+    wide = [a for a in out.node.residuals if isinstance(a, np.ndarray) and a.shape == (6, 5)]
     assert len(wide) == 2
     with mg.no_grad():
         np.testing.assert_array_equal(swiglu_ffn(x, *weights).data, out.data)

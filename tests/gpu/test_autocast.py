@@ -65,6 +65,23 @@ def test_a_model_is_close_to_float32_and_to_torch_in_mixed_precision(device: str
         assert np.abs(narrow[name] - g).max() < 16 * eps * np.abs(g).max(), name
 
 
+def test_a_checkpoint_computes_again_in_the_precision_of_the_first_time(half: Any) -> None:
+    """The backward pass runs outside of the block, and in one of another precision: neither changes a bit."""
+    data = np.random.default_rng(0).standard_normal((3, 8, 8))
+    w, x, v = (mg.Tensor(part, dtype="float32", requires_grad=True) for part in data)
+    found = []
+    for through, around in ((lambda f, x: f(x), "float32"), (mg.checkpoint, "float32"), (mg.checkpoint, "float16")):
+        w.grad = x.grad = v.grad = None
+        with mg.autocast(half):
+            out = through(lambda x: F.silu(x @ w) @ v, x)
+        with mg.autocast(around):
+            out.sum().backward()
+            assert ((w @ w).dtype == np.float16) == (around == "float16")
+        assert w.grad is not None and x.grad is not None and v.grad is not None
+        found.append(w.grad.tobytes() + x.grad.tobytes() + v.grad.tobytes())
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_product_is_that_of_torch(half: Any) -> None:
     a, b = (np.random.default_rng(k).standard_normal((8, 8)).astype(np.float32) for k in (0, 1))
     with mg.autocast(half):

@@ -25,10 +25,10 @@ class GradScaler:
             scaler.step(optimizer)                            moves nothing where a gradient is not finite
             scaler.update()
 
-    A step with a gradient that is not finite is left out, ``skipped`` counts it, and ``update`` multiplies the scale by
-    backoff_factor; after growth_interval good steps in a row it multiplies it by growth_factor. All that is chosen on
-    the device of the gradients: on a GPU nobody waits. ``enabled=False`` makes every method do what it would do without
-    a scaler. Micikevicius et al., "Mixed Precision Training" (2018).
+    A step with a gradient that is not finite, or ``where`` False, is left out, ``skipped`` counts it, and ``update``
+    multiplies the scale by backoff_factor; after growth_interval good steps in a row it multiplies it by growth_factor.
+    All that is chosen on the device of the gradients: on a GPU nobody waits. ``enabled=False`` makes every method do
+    what it would do without a scaler. Micikevicius et al., "Mixed Precision Training" (2018).
 
     >>> import minigrad as mg
     >>> from optim import SGD
@@ -56,7 +56,7 @@ class GradScaler:
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self.enabled = enabled
         self._state: Array = np.array([init_scale, 0.0, 0.0])  # scale, good steps in a row, steps left out
-        self._finite: dict[int, Array] = {}  # for each optimizer whose gradients were divided: are they finite
+        self._finite: dict[int, Array] = {}  # for each optimizer whose gradients were divided: may it step
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, in at least float32."""
@@ -96,8 +96,9 @@ class GradScaler:
             return
         if id(optimizer) not in self._finite:
             self.unscale_(optimizer)
-        finite = self._finite[id(optimizer)]
-        optimizer.step(finite if where is None else finite & where)
+        if where is not None:
+            self._finite[id(optimizer)] = self._finite[id(optimizer)] & where
+        optimizer.step(self._finite[id(optimizer)])
 
     def update(self) -> None:
         """Choose the next scale from what the steps since the last update met."""

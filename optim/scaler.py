@@ -61,7 +61,7 @@ class GradScaler:
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self.enabled = enabled
         self._state: Array = np.array([init_scale, 0.0, 0.0])  # scale, good steps in a row, steps left out
-        self._finite: dict[Optimizer, Array] = {}  # of those whose gradients were divided: are they finite
+        self._finite: dict[Optimizer, Array] = {}  # of those whose gradients were divided: may it step
         self._stepped: set[Optimizer] = set()  # since the last update
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -107,8 +107,9 @@ class GradScaler:
             raise GraphError("one step of an optimizer between two updates", got, "call update() after each step()")
         if optimizer not in self._finite:
             self.unscale_(optimizer)
-        finite = self._finite[optimizer]
-        optimizer.step(finite if where is None else finite & where)
+        if where is not None:
+            self._finite[optimizer] = self._finite[optimizer] & where
+        optimizer.step(self._finite[optimizer])
         self._stepped.add(optimizer)
 
     def update(self) -> None:

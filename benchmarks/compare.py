@@ -5,9 +5,9 @@
     python benchmarks/compare.py --write                          puts the tables into benchmarks/results.md
 
 Each engine has its own process; all are alive, one at a time is told to work, in turns. A step is forward pass,
-cross-entropy, backward pass, clipping to norm 1 and AdamW, from the same weights on the same tokens. If the losses of
-the first steps differ by more than 1e-3 from torch's, the run is void. Ratios are taken within each round, and their
-median is shown; run it on an idle machine.
+cross-entropy, backward pass, clipping to norm 1 and AdamW, after which the gradients are let go, from the same weights
+on the same tokens. If the losses of the first steps differ by more than 1e-3 from torch's, the run is void. Ratios are
+taken within each round, and their median is shown; run it on an idle machine.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def build_model(config: Config, lexicon: Lexicon, run: Run) -> nn.Transformer:
         "norm_first": True,
         "pad_id": PAD,
         "max_len": LONGEST,
-        "dtype": config.dtype,
+        "dtype": config.weights_dtype,
     }
     run.about["model"] = arguments
     run.about["corpus"] = {
@@ -149,7 +149,7 @@ def build_model(config: Config, lexicon: Lexicon, run: Run) -> nn.Transformer:
         "fingerprint": lexicon.fingerprint,
     }
     sizes = "--batch-size, --n-embd, --d-ff, --n-layer"
-    check_memory(config.device, *numbers_in_a_step(config), np.dtype(config.dtype).itemsize, sizes)
+    check_memory(config.device, *numbers_in_a_step(config), np.dtype(config.weights_dtype).itemsize, sizes)
     return nn.Transformer(**arguments, device=config.device)
 
 
@@ -215,7 +215,7 @@ def evaluate(config: Config, speaker: Speaker, lexicon: Lexicon, run: Run) -> tu
     pairs = sorted(encoded_pairs(lexicon, "validation"), key=lambda pair: (len(pair[0]), len(pair[1])))
     total, count = 0.0, 0
     speaker.model.eval()
-    with mg.no_grad():
+    with mg.no_grad(), mg.autocast(config.dtype):
         for first in range(0, len(pairs), 256):
             if run.stop.received:
                 return None
@@ -259,11 +259,11 @@ def train(config: Config, run: Run) -> int:
     )
     counts = ", ".join(f"{len(words):,} {part}" for part, words in lexicon.parts.items())
     print(f"words: {counts}; {config.batch_size * config.gradient_accumulation_steps} pronunciations an iteration")
-    optimizer = training_loop.prepare(config, run, task)
+    optimizer, scaler = training_loop.prepare(config, run, task)
     if config.eval_only:
         print(table(config, speaker, lexicon, run.checkpoint))
         return 0
-    status = training_loop.train(config, run, task, optimizer)
+    status = training_loop.train(config, run, task, optimizer, scaler)
     if status == 0:
         try:
             print(held_out(config, open_newest(str(run.folder), PROGRAM), lexicon))

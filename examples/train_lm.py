@@ -131,10 +131,10 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         "d_ff": config.d_ff,
         "dropout": config.dropout,
         "tie_embeddings": config.tie_embeddings,
-        "dtype": config.dtype,
+        "dtype": config.weights_dtype,
     }
     run.about["model"] = arguments
-    check_memory(config.device, *numbers_in_a_step(config, vocab_size), np.dtype(config.dtype).itemsize, SIZES)
+    check_memory(config.device, *numbers_in_a_step(config, vocab_size), np.dtype(config.weights_dtype).itemsize, SIZES)
     return nn.TransformerLM(**arguments, device=config.device)
 
 
@@ -164,7 +164,7 @@ def evaluate(
     """The mean loss over the validation tokens, each weighing the same; None where a signal cuts it short."""
     model.eval()
     total, count = 0.0, 0
-    with mg.no_grad():
+    with mg.no_grad(), mg.autocast(config.dtype):
         for inputs, targets in lm_text.evaluation_batches(
             corpus.validation, config.batch_size, config.block_size, config.eval_iters
         ):
@@ -217,13 +217,13 @@ def train(config: Config, run: Run) -> int:
         sample=lambda step: sample(config, model, corpus, prompt, step),
     )
     print(about(config, corpus))
-    optimizer = training_loop.prepare(config, run, task)
+    optimizer, scaler = training_loop.prepare(config, run, task)
     status = 0
     if config.eval_only:
         loss, _ = evaluate(config, model, corpus, run) or (math.nan, {})
         print(f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}")
     else:
-        status = training_loop.train(config, run, task, optimizer)
+        status = training_loop.train(config, run, task, optimizer, scaler)
     if export:
         print(export.write(model))
     return status

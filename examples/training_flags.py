@@ -88,6 +88,9 @@ free_flag = functools.partial(flag, kept="free")
 call_flag = functools.partial(flag, kept="call")
 
 
+DTYPE = one_of("float32", "float64", "float16", "bfloat16", role=", the types it trains in")
+
+
 # ---- the flags that programs share -----------------------------------------------------------------------------------
 
 
@@ -131,7 +134,7 @@ class RunFlags(Flags):
     resume: str = call_flag("auto", path, "auto: go on with the run in --out-dir; never; a run or step folder")
     overwrite: bool = call_flag(False, None, "begin anew in an --out-dir that holds a run, and drop that run")
     eval_only: bool = call_flag(False, None, "evaluate, update nothing, write nothing")
-    dtype: str = flag("float32", one_of("float32", "float64", role=", the types it trains in"), "float32 or float64")
+    dtype: str = flag("float32", DTYPE, "of all numbers; the two half precisions: of matrix products alone")
     seed: int = flag(1337, whole(0), "of the weights, the batches and the dropout")
     max_iters: int = free_flag(2000, whole(0), "updates of the weights")
     eval_interval: int = free_flag(250, whole(0), "updates between evaluations; 0: first and last only")
@@ -141,6 +144,17 @@ class RunFlags(Flags):
     sample_every: int = free_flag(0, whole(0), "updates between samples; 0: at the end only")
     detect_anomaly: bool = call_flag(False, None, "name the operation that makes the first NaN (slow)")
     no_progress: bool = call_flag(False, None, "no progress bar, plain lines only")
+
+    @property
+    def weights_dtype(self) -> str:
+        """The dtype of weights, gradients and moments: with half-precision products they are float32."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    def check(self) -> list[str]:
+        problems = super().check()
+        if self.dtype == "bfloat16" and not find_spec("ml_dtypes"):
+            problems.append("--dtype: bfloat16 needs the package ml_dtypes: pip install ml_dtypes")
+        return problems
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -47,17 +47,33 @@ class Task:
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
-def prepare(config: TrainingFlags, run: Run, task: Task) -> optim.AdamW:
-    """The optimizer, with model, batches and random numbers where the run left them; says what is about to happen."""
+def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, optim.GradScaler]:
+    """Optimizer and loss scale, and with them all that the run had where it left off; says what is about to happen.
+
+    Only float16 needs a loss scale: its gradients would vanish below 6e-8, and overflow above 65504.
+    """
     groups = optim.decay_groups(task.model.named_parameters(), config.weight_decay)
     optimizer = optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
-    run.attach(model=task.model, optimizer=optimizer, batches=task.batches)
+    scaler = optim.GradScaler(enabled=config.dtype == "float16")
+    parts = {"model": task.model, "optimizer": optimizer, "batches": task.batches}
+    if scaler.enabled:
+        parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
+    run.attach(**parts)
     print(parameter_table(task.model.named_parameters()))
     print(f"{config.dtype} on {config.device}, {run.origin}", flush=True)
-    return optimizer
+    return optimizer, scaler
 
 
-def train(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW) -> int:
+def loss_scale(scaler: optim.GradScaler) -> dict[str, int]:
+    """What the log says of the loss scale and of the updates that were left out; an error where no scale helps."""
+    scale = scaler.get_scale()
+    if scale < 1:
+        got = f"overflow, whatever the loss scale, in {scaler.skipped} updates that were left out"
+        raise NonFiniteError("gradients that float16 can hold", got, "a lower --learning-rate, or --dtype bfloat16")
+    return {"skipped": scaler.skipped, "loss_scale": int(scale)}
+
+
+def train(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, scaler: optim.GradScaler) -> int:
     """Update, evaluate, report, save and sample until the last update or a signal; returns the exit status."""
     watch = mg.detect_anomaly() if config.detect_anomaly else np.errstate(all="ignore")  # update() looks itself
     with run.writing(), watch:
@@ -71,26 +87,32 @@ def train(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW) -
                 run.print(f"---- sample at step {run.step}\n{task.sample(run.step)}\n----")
             if run.finished:
                 return run.conclude()
-            update(config, run, task, optimizer)
+            update(config, run, task, optimizer, scaler)
 
 
-def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW) -> None:
-    """One step of the optimizer on the gradient of all micro-batches together."""
+def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, scaler: optim.GradScaler) -> None:
+    """One step of the optimizer on the gradient of all micro-batches together.
+
+    What is not finite moves nothing. In float16 that is no error: the loss scale is lowered, and the next step may fit.
+    """
     run.begin_update()
     micro_batches = [task.batches.draw() for _ in range(config.gradient_accumulation_steps)]
     counts = [task.count(*micro_batch) for micro_batch in micro_batches]
-    loss = backward(task.loss, micro_batches, counts)
+    loss = backward(task.loss, micro_batches, counts, config.dtype, scaler)
+    scaler.unscale_(optimizer)
     norm = optim.clip_grad_norm(task.model.parameters(), config.grad_clip or math.inf)
     good = np.isfinite(loss) & np.isfinite(norm)
-    if config.device == "cpu" and not good:  # a GPU leaves the step out, and is asked at the next line of the log
+    fine = good | scaler.enabled
+    if config.device == "cpu" and not fine:  # a GPU leaves the step out, and is asked at the next line of the log
         what = "gradient norm" if np.isfinite(loss) else "loss"
         raise non_finite(what, task.model, lambda: [task.model(*inputs) for *inputs, _ in micro_batches])
     rate = learning_rate(config, run.step)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    optimizer.step(where=good)
+    scaler.step(optimizer, where=good)
+    scaler.update()
     optimizer.zero_grad()
-    run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=sum(counts), good=good)
+    run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=sum(counts), good=fine)
 
 
 def learning_rate(config: TrainingFlags, step: int) -> float:
@@ -102,10 +124,17 @@ def learning_rate(config: TrainingFlags, step: int) -> float:
 # ---- the gradient, and what to say when it is not finite -------------------------------------------------------------
 
 
-def backward(loss_of: Callable[..., Any], micro_batches: Sequence[tuple[Any, ...]], counts: Sequence[int]) -> Any:
+def backward(
+    loss_of: Callable[..., Any],
+    micro_batches: Sequence[MicroBatch],
+    counts: Sequence[int],
+    dtype: str,
+    scaler: optim.GradScaler,
+) -> Any:
     """The loss over all counted tokens of the micro-batches, with its gradient added to that of the parameters.
 
-    It is a number on the device of the parameters, which nobody waits for.
+    It is a number on the device of the parameters, which nobody waits for. Matrix products are made in ``dtype``, and
+    the gradient is that of the loss times the scaler's factor; the loss is returned without it.
 
     ``loss_of(*micro_batch)`` is the mean over the tokens of one micro-batch; ``counts`` says how many these are. With
     n_i tokens in micro-batch i, loss = Σ n_i loss_i / Σ n_i: the same as one batch of them all, whatever their lengths.
@@ -113,8 +142,9 @@ def backward(loss_of: Callable[..., Any], micro_batches: Sequence[tuple[Any, ...
     total = sum(counts) or 1
     result: Any = 0.0
     for micro_batch, count in zip(micro_batches, counts, strict=True):
-        loss = loss_of(*micro_batch) * (count / total)
-        loss.backward()
+        with mg.autocast(dtype):
+            loss = loss_of(*micro_batch) * (count / total)
+        scaler.scale(loss).backward()
         result = result + loss.data
     return result
 

@@ -29,7 +29,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,7 @@ class Run:
         self.parts: dict[str, Any] = {}  # what a checkpoint holds: objects with state_dict and load_state_dict
         self.stop = StopSignals()
         self.first_loss: float | None = meta.get("first_loss")  # that of the first evaluation
+        self.facts: Callable[[], Mapping[str, float]] = dict  # what else every line of the log says
         self._measures: dict[str, float] = {}  # what else the evaluation of this step found
         self._bad: Any = 0  # the first step that was not finite, on the device
         self._improved = self._warned = False
@@ -269,13 +270,14 @@ class Run:
         self._bad = first_bad(self._bad, self.step, good)
         if array_module(loss) is np or self._line_due:
             self._look()
-            self._bar.set_postfix_str(f"loss {self.last['train_loss']:.4f}", refresh=False)
+            self._bar.set_postfix_str("loss " + show(self.last["train_loss"], ".4f"), refresh=False)
         self._throughput.stop(tokens)
         self._bar.update()
 
     def _look(self) -> None:
         """Read the numbers of the last update from the device, and whether one before it was not finite."""
-        self.last = {name: None if value is None else float(value) for name, value in self.last.items()}
+        numbers = {name: None if value is None else float(value) for name, value in self.last.items()}
+        self.last = {name: x if x is not None and math.isfinite(x) else None for name, x in numbers.items()}
         if int(self._bad):
             hint = "a lower --learning-rate, or --detect-anomaly, which names the operation"
             raise NonFiniteError(
@@ -303,6 +305,7 @@ class Run:
         self._look()
         self._reported = self.step
         self._look_for_divergence()
+        more = {**self._measures, **self.facts()}
         ms, rate = self._throughput.take()
         record = {
             "step": self.step,
@@ -313,11 +316,11 @@ class Run:
             "grad_norm": self.last["grad_norm"],
             "tokens_per_s": rate,
             "seconds": round(time.perf_counter() - self._began, 3),
-            **self._measures,
+            **more,
         }
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
-        self.print(progress_line(record, self.config.max_iters, ms, self._measures))
+        self.print(progress_line(record, self.config.max_iters, ms, more))
 
     def _look_for_divergence(self) -> None:
         """Warn once where the loss is well above that of the fresh weights."""
@@ -380,17 +383,13 @@ class Run:
 
 
 def progress_line(
-    record: Mapping[str, Any], max_iters: int, ms: float | None, measures: Mapping[str, float] | None = None
+    record: Mapping[str, Any], max_iters: int, ms: float | None, more: Mapping[str, float] | None = None
 ) -> str:
-    """One line of the log for people; ``-`` for what wasn't measured.
+    """One line of the log for people; ``-`` for what wasn't measured, or was not finite in an update left out.
 
     >>> progress_line({"step": 5, "train_loss": 2.0, "val_loss": None, "lr": 1e-3, "grad_norm": 1.0}, 10, 70.0)
     'step 5/10 | loss 2.0000 | val - | lr 1.00e-03 | norm 1.00 | ms 70.0 | tok/s -'
     """
-
-    def show(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
     columns = [
         f"step {record['step']}/{max_iters}",
         "loss " + show(record.get("train_loss"), ".4f"),
@@ -399,9 +398,17 @@ def progress_line(
         "norm " + show(record.get("grad_norm"), ".2f"),
         "ms " + show(ms, ".1f"),
         "tok/s " + show(record.get("tokens_per_s"), ",.0f"),
-        *(f"{name.replace('_', ' ')} {value:.4f}" for name, value in (measures or {}).items()),
+        *(
+            f"{name.replace('_', ' ')} {value:{',' if isinstance(value, int) else '.4f'}}"
+            for name, value in (more or {}).items()
+        ),
     ]
     return " | ".join(columns)
+
+
+def show(value: float | None, form: str) -> str:
+    """The number in a format; ``-`` for None."""
+    return "-" if value is None else format(value, form)
 
 
 def perplexity(loss: float) -> float:

@@ -37,9 +37,9 @@ class autocast:
 
     Cast are the arguments of ``linear``, ``swiglu_ffn``, ``matmul``, ``einsum`` and ``attention`` to ``dtype``, and
     those of reductions, norms, softmax and losses to float32; gradients come back in the dtypes of the parameters,
-    which stay float32. float64 is left alone; ``autocast("float32")`` changes nothing. Backward passes run outside of
-    the block. float16, whose smallest number is 6e-8, needs :class:`optim.GradScaler` besides. Micikevicius et al.,
-    "Mixed Precision Training" (2018).
+    which stay float32. float64 is left alone; ``autocast("float32")`` changes nothing. A backward pass has the dtypes
+    of its forward pass, wherever it runs. float16, whose smallest number is 6e-8, needs :class:`optim.GradScaler`
+    besides. Micikevicius et al., "Mixed Precision Training" (2018).
 
     >>> import minigrad as mg
     >>> x = mg.ones((2, 2), requires_grad=True)

@@ -127,7 +127,9 @@ def load_cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError("CuPy, which runs the GPU", str(error), "pip install 'minigrad[cuda]'") from error
+        raise DeviceError(
+            "CuPy, which runs the GPU", str(error), "pip install -e '.[cuda]' in the folder of minigrad"
+        ) from error
     _explain_full_memory(cupy)
     return cupy
 

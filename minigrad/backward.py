@@ -18,7 +18,7 @@ from minigrad.backend import array_module, is_array, is_half, raw
 from minigrad.core import Node, Primitive
 from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from minigrad.explain import describe, explained
-from minigrad.recording import enable_grad, no_grad
+from minigrad.recording import enable_grad, in_precision, no_grad
 
 
 def unbroadcast(g: Any, shape: tuple[int, ...]) -> Any:
@@ -223,7 +223,7 @@ def _seed(out: Any, gradient: Any) -> Any:
 def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
     """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
     seed = raw(_seed(out, gradient))
-    with no_grad():
+    with no_grad(), in_precision(None):
         Pass(retain_graph=retain_graph).run([(out.node or out, seed)])
 
 
@@ -264,7 +264,7 @@ def grad(
     retain_graph = create_graph if retain_graph is None else retain_graph
     work = Pass(create_graph=create_graph, retain_graph=retain_graph, targets=set(edges))
     roots = [(out.node or out, s if create_graph else raw(s)) for out, s in zip(outputs, seeds, strict=True)]
-    with enable_grad() if create_graph else no_grad():
+    with enable_grad() if create_graph else no_grad(), in_precision(None):
         work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]
     if missing and not allow_unused:

@@ -14,7 +14,7 @@ from minigrad.errors import DTypeError
 from minigrad.explain import describe, explained
 from minigrad.observe import Instrument
 from minigrad.plan import Plan
-from minigrad.recording import enable_grad, is_grad_enabled
+from minigrad.recording import enable_grad, in_precision, is_grad_enabled, mode
 from minigrad.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -34,6 +34,7 @@ class _Recompute:
         self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], state: dict[str, Any]
     ) -> None:
         self.fn, self.sources, self.edges, self.reads, self.state = fn, sources, edges, reads, state
+        self.precision = mode.autocast
         self.position = {f"input {i}": i for i in range(len(edges))}
 
     def argument(self, position: int) -> str:
@@ -45,7 +46,7 @@ class _Recompute:
         now = random.get_state()
         random.set_state(self.state)
         try:
-            with enable_grad():
+            with enable_grad(), in_precision(self.precision):
                 out = self.fn(*[_again(a, source) for a, source in zip(node.residuals, self.sources, strict=True)])
         finally:
             random.set_state(now)
@@ -82,7 +83,8 @@ def checkpoint(fn: Function, *args: Any) -> Any:
     """``fn(*args)``, of which nothing but the arguments is kept: the backward pass computes the rest once more.
 
     Costs a second forward pass of ``fn``, saves all that it would have kept. Gradients reach the arguments and every
-    tensor that ``fn`` reads from outside, such as weights. Random numbers of ``minigrad.random`` are drawn again alike.
+    tensor that ``fn`` reads from outside, such as weights. Random numbers of ``minigrad.random`` are drawn again
+    alike, and products are rounded alike where ``autocast`` was on.
 
     >>> import minigrad as mg
     >>> x = mg.Tensor([1.0, 2.0], requires_grad=True)

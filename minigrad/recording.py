@@ -6,7 +6,8 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -105,6 +106,16 @@ class no_grad(_Recording):
 
 class enable_grad(_Recording):
     """Record inside, also within ``no_grad``: ``with enable_grad():`` or ``@enable_grad()``."""
+
+
+@contextmanager
+def in_precision(dtype: Any) -> Iterator[None]:
+    """A ``with`` block of this thread in which autocast rounds to ``dtype``; None is off."""
+    before, mode.autocast = mode.autocast, dtype
+    try:
+        yield
+    finally:
+        mode.autocast = before
 
 
 def cast(values: Sequence[Any], precision: str) -> tuple[Any, ...]:

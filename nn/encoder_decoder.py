@@ -9,14 +9,13 @@ from typing import Any, TypeAlias
 from minigrad import asarray, random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError, ShapeError
-from nn import functional as F
 from nn.activation import Dropout
 from nn.attention import MultiHeadAttention
 from nn.cache import KVCache
 from nn.checks import as_ids, check_sizes
 from nn.containers import ModuleList
 from nn.feedforward import FeedForward
-from nn.linear import Embedding, Linear
+from nn.linear import Embedding, Linear, head_loss
 from nn.masks import padding_mask
 from nn.module import Module
 from nn.normalization import LayerNorm
@@ -254,7 +253,7 @@ class Transformer(Module):
         target = self._ids(target, "target")
         count = target.shape[-1]
         start = 0 if cache is None else cache.length
-        places, padding = (None, None) if cache is None else cache.places(count, self.lm_head.weight.device)
+        places, padding = (None, None) if cache is None else cache.places(count, self.tgt_embeddings.weight.device)
         places = range(start, start + count) if places is None else places
         masks = {"attn_mask": self._mask(target_mask, padding), "memory_mask": self._mask(memory_mask)}
         with unrecorded(cache):
@@ -266,7 +265,7 @@ class Transformer(Module):
             return x if self.decoder_norm is None else self.decoder_norm(x)
 
     def _ids(self, ids: Any, name: str) -> Any:
-        ids = as_ids(ids, self.lm_head.weight.device)
+        ids = as_ids(ids, self.tgt_embeddings.weight.device)
         if ids.ndim == 0:
             raise ShapeError(f"{name} ids (batch, length)", "a single number", "a sequence of one token is [[token]]")
         return ids
@@ -276,7 +275,7 @@ class Transformer(Module):
 
     def _mask(self, mask: Any, otherwise: Any = None) -> Any:
         """A mask that was given, on the device of the model, or another."""
-        return otherwise if mask is None else asarray(mask, device=self.lm_head.weight.device)
+        return otherwise if mask is None else asarray(mask, device=self.tgt_embeddings.weight.device)
 
     def _padding(self, ids: Any) -> Any:
         return None if self.pad_id is None else padding_mask(ids, self.pad_id)
@@ -316,9 +315,8 @@ class Transformer(Module):
         """
         if ignore_index is None:
             ignore_index = -100 if self.pad_id is None else self.pad_id
-        weight = self.lm_head.weight
-        hidden, labels = self.hidden(source, target), as_ids(labels, weight.device)
-        return F.linear_cross_entropy(hidden, weight, labels, ignore_index, label_smoothing, reduction)
+        labels = as_ids(labels, self.tgt_embeddings.weight.device)
+        return head_loss(self.lm_head, self.hidden(source, target), labels, ignore_index, label_smoothing, reduction)
 
     # ---- decoding ----
 

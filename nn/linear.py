@@ -52,7 +52,21 @@ def is_bare(layer: Module) -> bool:
     >>> is_bare(Linear(3, 2, bias=False)), is_bare(Linear(3, 2))
     (True, False)
     """
-    return type(layer) is Linear and layer.bias is None and not (layer._hooks or layer._pre_hooks)
+    own = type(layer) is not Linear or "forward" in vars(layer)
+    return not own and layer.bias is None and not (layer._hooks or layer._pre_hooks)
+
+
+def head_loss(head: Any, hidden: Any, *goal: Any) -> Any:
+    """Cross-entropy of ``head(hidden)``, with the rest of its arguments as ``goal``.
+
+    The logits never exist all at once where the weight of the head is all there is to it.
+
+    >>> head_loss(Linear(3, 2, bias=False), [[0.0, 0.0, 0.0]], [1]).round(4)
+    Tensor(0.6931, made by round)
+    """
+    if is_bare(head):
+        return F.linear_cross_entropy(hidden, head.weight, *goal)
+    return F.cross_entropy(head(hidden), *goal)
 
 
 class Embedding(Module):

@@ -10,14 +10,13 @@ from typing import Any
 from minigrad import no_grad, random
 from minigrad.backend import DType
 from minigrad.errors import ShapeError
-from nn import functional as F
 from nn.activation import Dropout
 from nn.attention import MultiHeadAttention, head_sizes
 from nn.cache import KVCache
 from nn.checks import as_ids, check_sizes
 from nn.containers import ModuleList
 from nn.feedforward import SwiGLU
-from nn.linear import Embedding, Linear, is_bare
+from nn.linear import Embedding, Linear, head_loss
 from nn.module import Module
 from nn.normalization import RMSNorm
 from nn.positional import RotaryEmbedding
@@ -188,10 +187,7 @@ class TransformerLM(Module):
         the logits never exist all at once, unless the head has hooks or was replaced.
         """
         targets = as_ids(targets, self.token_embeddings.weight.device)
-        goal = (targets, ignore_index, label_smoothing, reduction)
-        if is_bare(self.lm_head):
-            return F.linear_cross_entropy(self.hidden(tokens), self.lm_head.weight, *goal)
-        return F.cross_entropy(self.lm_head(self.hidden(tokens)), *goal)
+        return head_loss(self.lm_head, self.hidden(tokens), targets, ignore_index, label_smoothing, reduction)
 
 
 def unrecorded(cache: KVCache | None) -> AbstractContextManager[None]:

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module, is_floating
-from minigrad.errors import ArgumentError, GraphError
+from minigrad.errors import ArgumentError, DTypeError, GraphError, StateError
+from minigrad.explain import describe
 from minigrad.tensor import Tensor
 from optim import gpu
 from optim.optimizer import Optimizer
+
+SMALLEST, LARGEST = 2.0**-100, 2.0**100  # of scales: they and their inverses are numbers of float32
 
 
 class GradScaler:
@@ -26,9 +29,9 @@ class GradScaler:
             scaler.update()
 
     A step with a gradient that is not finite is left out, ``skipped`` counts it, and ``update`` multiplies the scale by
-    backoff_factor; after growth_interval good steps in a row it multiplies it by growth_factor. All that is chosen on
-    the device of the gradients: on a GPU nobody waits. ``enabled=False`` makes every method do what it would do without
-    a scaler. Micikevicius et al., "Mixed Precision Training" (2018).
+    backoff_factor; after growth_interval good steps in a row it multiplies it by growth_factor. Scales stay within
+    2^±100. All that is chosen on the device of the gradients: on a GPU nobody waits. ``enabled=False`` makes every
+    method do what it would do without a scaler. Micikevicius et al., "Mixed Precision Training" (2018).
 
     >>> import minigrad as mg
     >>> from optim import SGD
@@ -48,22 +51,25 @@ class GradScaler:
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
-        if not (init_scale > 0 and growth_factor >= 1 and 0 < backoff_factor <= 1 and growth_interval >= 1):
-            got = f"{init_scale}, {growth_factor}, {backoff_factor}, {growth_interval}"
-            raise ArgumentError(
-                "init_scale > 0, growth_factor >= 1, 0 < backoff_factor <= 1, growth_interval >= 1", got
-            )
+        factors = init_scale, growth_factor, backoff_factor
+        finite = all(isinstance(x, int | float | np.number) and np.isfinite(x) for x in factors)
+        if not finite or not (init_scale > 0 and growth_factor >= 1 and 0 < backoff_factor <= 1):
+            expected = "finite numbers init_scale > 0, growth_factor >= 1 and 0 < backoff_factor <= 1"
+            raise ArgumentError(expected, ", ".join(map(repr, factors)))
+        if isinstance(growth_interval, bool) or not hasattr(growth_interval, "__index__") or growth_interval < 1:
+            raise ArgumentError("growth_interval, a whole number from 1", repr(growth_interval), "it counts good steps")
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self.enabled = enabled
         self._state: Array = np.array([init_scale, 0.0, 0.0])  # scale, good steps in a row, steps left out
-        self._finite: dict[int, Array] = {}  # for each optimizer whose gradients were divided: are they finite
+        self._finite: dict[Optimizer, Array] = {}  # of those whose gradients were divided: may it step
+        self._stepped: set[Optimizer] = set()  # since the last update
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, in at least float32."""
         if not self.enabled:
             return loss
-        if not is_floating(loss.dtype):
-            raise ArgumentError("a loss, a floating-point Tensor", str(loss.dtype))
+        if not isinstance(loss, Tensor) or not is_floating(loss.dtype):
+            raise DTypeError("a loss, a floating-point Tensor", describe(loss))
         self._state = array_module(loss.data).asarray(self._state)
         scaled: Tensor = loss * self._state[0].astype(np.result_type(loss.dtype, np.float32))
         return scaled
@@ -72,14 +78,15 @@ class GradScaler:
         """Divide the gradients of an optimizer by the scale, once between two updates."""
         if not self.enabled:
             return
-        if id(optimizer) in self._finite:
+        _check_optimizer(optimizer)
+        if optimizer in self._finite:
             raise GraphError("one unscale_ between two updates", "a second one", "call update() after each step()")
         params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads: list[Array] = [p.grad for p in params if p.grad is not None]
         factor = 1 / self._state[0]
         if gpu.takes(grads):
             gpu.scale(grads, factor)
-            self._finite[id(optimizer)] = array_module(factor).isfinite(gpu.norm(grads))
+            self._finite[optimizer] = array_module(factor).isfinite(gpu.norm(grads))
             return
         xp = array_module(factor, *grads)
         finite = xp.asarray(np.True_)
@@ -87,17 +94,23 @@ class GradScaler:
             with np.errstate(over="ignore", invalid="ignore"):
                 param.grad = (grad * factor).astype(grad.dtype)
             finite = finite & xp.isfinite(param.grad).all()
-        self._finite[id(optimizer)] = finite
+        self._finite[optimizer] = finite
 
     def step(self, optimizer: Optimizer, where: Any = None) -> None:
-        """The optimizer's step, left out where a gradient is not finite, or ``where`` is False."""
+        """The optimizer's step, left out where a gradient is not finite, or ``where`` is False; one between updates."""
         if not self.enabled:
             optimizer.step(where)
             return
-        if id(optimizer) not in self._finite:
+        _check_optimizer(optimizer)
+        if optimizer in self._stepped:
+            got = "a second one"
+            raise GraphError("one step of an optimizer between two updates", got, "call update() after each step()")
+        if optimizer not in self._finite:
             self.unscale_(optimizer)
-        finite = self._finite[id(optimizer)]
-        optimizer.step(finite if where is None else finite & where)
+        if where is not None:
+            self._finite[optimizer] = self._finite[optimizer] & where
+        optimizer.step(self._finite[optimizer])
+        self._stepped.add(optimizer)
 
     def update(self) -> None:
         """Choose the next scale from what the steps since the last update met."""
@@ -106,11 +119,13 @@ class GradScaler:
         xp = array_module(self._state)
         finite = xp.stack([xp.asarray(part) for part in self._finite.values()]).all()
         self._finite.clear()
+        self._stepped.clear()
         scale, run, skipped = self._state
         run = xp.where(finite, run + 1, 0.0)
         grown = run == self.growth_interval
         factor = xp.where(finite, xp.where(grown, self.growth_factor, 1.0), self.backoff_factor)
-        self._state = xp.stack([scale * factor, xp.where(grown, 0.0, run), skipped + ~finite])
+        scale = (scale * factor).clip(SMALLEST, LARGEST)
+        self._state = xp.stack([scale, xp.where(grown, 0.0, run), skipped + ~finite])
 
     def get_scale(self) -> float:
         """The scale; waits for the device."""
@@ -128,4 +143,16 @@ class GradScaler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken."""
-        self._state = np.array([float(state[name]) for name in ("scale", "good_steps", "skipped")])
+        try:
+            found = np.array([float(state[name]) for name in ("scale", "good_steps", "skipped")])
+        except (KeyError, TypeError, ValueError):
+            found = np.zeros(3)
+        if not (np.isfinite(found).all() and found[0] > 0):
+            got, hint = describe(state), "scaler.state_dict() gives one"
+            raise StateError("numbers 'scale' above 0, 'good_steps' and 'skipped'", got, hint)
+        self._state = found
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise DTypeError("an optimizer", describe(optimizer), "such as optim.AdamW(model.parameters())")

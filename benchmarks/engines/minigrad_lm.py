@@ -32,14 +32,14 @@ class TrainingStep:
     def differentiate(self, tokens: np.ndarray, targets: np.ndarray) -> float:
         """The loss, with its gradient left in the parameters."""
         loss = self.model.loss(tokens, targets)
-        self.optimizer.zero_grad()
         loss.backward()
         return float(loss.item())
 
     def update(self) -> None:
-        """Clip the gradient and move the parameters."""
+        """Clip the gradient, move the parameters, and let the gradient go."""
         optim.clip_grad_norm(self.model.parameters(), MAX_NORM)
         self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 def build_model(config: Config, weights: dict[str, np.ndarray]) -> nn.TransformerLM:

@@ -97,10 +97,10 @@ def training_step(
 
     def step(tokens: np.ndarray, targets: np.ndarray) -> float:
         loss = forward(torch.from_numpy(tokens), torch.from_numpy(targets))
-        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
+        optimizer.zero_grad()
         return loss.item()
 
     return step

@@ -1,5 +1,7 @@
 """The language model trainer and its companion, on a tiny model."""
 
+import functools
+import itertools
 import json
 import math
 import re
@@ -22,6 +24,7 @@ from training_flags import FlagErrors, parse
 
 import minigrad as mg
 import nn
+import optim
 
 TINY = "--n-layer 1 --n-head 2 --n-embd 16 --d-ff 16 --block-size 8 --batch-size 2 --eval-iters 3 --sample-tokens 5"
 TEXT = "".join(f"{number} bottles of beer on the wall,\n{number} bottles of beer!\n" for number in range(40))
@@ -76,15 +79,87 @@ def test_a_run_from_end_to_end(train: Train, tmp_path: Path, capsys: pytest.Capt
     }
 
 
-@pytest.mark.parametrize("flags", ["--dropout 0.1", "--tie-embeddings --n-kv-head 1 --gradient-accumulation-steps 2"])
-def test_five_and_five_updates_are_ten(train: Train, tmp_path: Path, flags: str) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--dropout 0.1",
+        "--tie-embeddings --n-kv-head 1 --gradient-accumulation-steps 2",
+        "--dropout 0.1 --dtype float16",
+    ],
+)
+def test_five_and_five_updates_are_ten(
+    train: Train, tmp_path: Path, flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float16 with a first loss scale so high that updates before and after the interruption are left out."""
+    monkeypatch.setattr(optim, "GradScaler", functools.partial(optim.GradScaler, init_scale=2.0**32))
     assert train("whole", f"--max-iters 10 --eval-interval 3 {flags}") == 0
     assert train("parts", f"--max-iters 5 --lr-decay-iters 10 --eval-interval 3 {flags}") == 0
     assert train("parts", "--max-iters 10") == 0
     assert weights(tmp_path / "parts", 10) == weights(tmp_path / "whole", 10)
-    keys = ("step", "val_loss", "train_loss", "lr", "grad_norm")
-    parts = {tuple(line[key] for key in keys) for line in metrics(tmp_path / "parts")}
-    assert {tuple(line[key] for key in keys) for line in metrics(tmp_path / "whole")} <= parts
+    keys = ("step", "val_loss", "train_loss", "lr", "grad_norm", "skipped", "loss_scale")
+    parts = {tuple(line.get(key) for key in keys) for line in metrics(tmp_path / "parts")}
+    assert {tuple(line.get(key) for key in keys) for line in metrics(tmp_path / "whole")} <= parts
+    if "float16" in flags:
+        states = [open_checkpoint(tmp_path / name / f"step_{n:08}").load("scaler") for name, n in SAVED]
+        assert 0 < states[0]["skipped"] < states[1]["skipped"]
+        assert states[1] == states[2]
+
+
+SAVED = [("parts", 5), ("parts", 10), ("whole", 10)]
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [("float16", 2.0**-10), ("bfloat16", 2.0**-7)])
+def test_half_precision_products_leave_the_losses_where_they_are(
+    train: Train, tmp_path: Path, dtype: str, eps: float
+) -> None:
+    """Losses differ from float32's, by roundings of the products alone; the weights are float32."""
+    pytest.importorskip("ml_dtypes" if dtype == "bfloat16" else "numpy")
+    flags = "--max-iters 30 --log-interval 1 --learning-rate 1e-2 --warmup-iters 5 --eval-interval 0"
+    for name in ("float32", dtype):
+        assert train(name, f"{flags} --dtype {name}") == 0
+    losses, exact = (
+        np.array([line[key] for line in metrics(tmp_path / name) for key in ("train_loss", "val_loss") if line[key]])
+        for name in (dtype, "float32")
+    )
+    assert exact[-1] < exact[0] - 0.5
+    assert 0 < np.abs(losses - exact).max() < 2 * eps * exact.max()
+    saved = open_checkpoint(tmp_path / dtype)
+    assert {array.dtype.name for array in saved.load("model").values()} == {"float32"}
+    assert saved.meta["model"]["dtype"] == "float32"
+
+
+def test_updates_that_overflow_are_left_out_and_reported(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scale of 2^60 is halved until a gradient fits into float16; from there the weights move."""
+    monkeypatch.setattr(optim, "GradScaler", functools.partial(optim.GradScaler, init_scale=2.0**60))
+    assert train("run", "--max-iters 60 --log-interval 1 --eval-interval 0 --dtype float16") == 0
+    shown, lines = capsys.readouterr().out, metrics(tmp_path / "run")
+    skipped = [line["skipped"] for line in lines]
+    assert skipped[:11] == list(range(11)) and 30 < skipped[-1] < 59
+    assert [line["loss_scale"] for line in lines] == [2 ** (60 - n) for n in skipped]
+    assert [line["grad_norm"] is None for line in lines[1:]] == [b > a for a, b in itertools.pairwise(skipped)]
+    assert re.search(
+        r"step 10/60 \| loss \d.* \| norm - \| .* \| skipped 10 \| loss scale 1,125,899,906,842,624\n", shown
+    )
+    assert optim_steps(tmp_path / "run", 60) == {60 - skipped[-1]}
+
+
+def optim_steps(out: Path, step: int) -> set[int]:
+    state = open_checkpoint(out / f"step_{step:08}").load("optimizer")["state"]
+    return {int(value) for name, value in state.items() if name.endswith(".step")}
+
+
+def test_overflow_whatever_the_loss_scale_is_an_error(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One update of 1e30 is more than float16 can hold: after 2^16 has been halved 17 times there is no use."""
+    flags = "--max-iters 50 --learning-rate 1e30 --warmup-iters 0 --eval-interval 0 --log-interval 2 --dtype float16"
+    assert train("run", flags) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"gradients that float16 can hold at step 18, got overflow, .* in 17 updates", line)
+    assert "--dtype bfloat16" in line
+    json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1], parse_constant=pytest.fail)
 
 
 def test_what_only_looks_changes_nothing(train: Train, tmp_path: Path) -> None:
@@ -146,7 +221,7 @@ def test_a_signal_from_outside_saves_and_the_same_command_goes_on(
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ("--max-iters=-1 --beta1=1 --nonsense=3 --dtype=float16", ["--max-iters", "--beta1", "--dtype", "--nonsense"]),
+        ("--max-iters=-1 --beta1=1 --nonsense=3 --dtype=float8", ["--max-iters", "--beta1", "--dtype", "--nonsense"]),
         ("--n-head 3 --seed x --resume nowhere", ["--seed", "--resume", "--n-embd, --n-head"]),
         ("--tokenizer foo --data nowhere.txt --n-kv-head 3", ["--tokenizer", "--data", "--n-kv-head"]),
         ("--vocab-size 300 --tokenizer char", ["--vocab-size"]),
@@ -158,7 +233,7 @@ def test_bad_flags(flags: str, named: list[str], capsys: pytest.CaptureFixture[s
     assert train_lm.main(flags.split()) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(":")[1].strip() for line in lines] == named
-    assert "float16" not in flags or any("float32 or float64, the types it trains in" in line for line in lines)
+    assert "float8" not in flags or any("float16 or bfloat16, the types it trains in" in line for line in lines)
 
 
 def test_other_data_and_an_unknown_prompt_are_refused(
@@ -216,7 +291,7 @@ def test_a_step_that_no_machine_can_hold_is_refused(flags: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "--n-kv-head 1 --tie-embeddings --d-ff 200", "--n-layer 3 --n-head 2 --n-embd 96"]
+    "flags", ["", "--n-kv-head 1 --tie-embeddings --d-ff 200", "--n-layer 3 --n-head 2 --n-embd 96 --dtype float16"]
 )
 def test_the_memory_of_a_step_is_known_before_it(flags: str) -> None:
     """The estimate against what the engine's own instrument counts in the graph of a real step."""
@@ -225,7 +300,8 @@ def test_the_memory_of_a_step_is_known_before_it(flags: str) -> None:
     model = train_lm.build_model(config, 256, train_lm.Run(config, None))
     weights, activations = train_lm.numbers_in_a_step(config, 256)
     assert weights == pytest.approx(sum(parameter.size for parameter in model.parameters()), rel=0.01)
-    held = mg.memory_summary(model.loss(*np.zeros((2, 4, 128), int))).bytes / 4
+    with mg.autocast(config.dtype):
+        held = mg.memory_summary(model.loss(*np.zeros((2, 4, 128), int))).bytes / 4
     assert activations == pytest.approx(held, rel=0.1)
 
 
@@ -262,7 +338,9 @@ def test_micro_batches_weigh_by_their_tokens() -> None:
     """Token losses 1, 1, 1, 1, 1 and 7 in two micro-batches: 12 / 6, and the gradient of one batch of six."""
     w = mg.Tensor(np.ones(1), requires_grad=True)
     losses = [np.ones(5), np.array([7.0])]
-    assert training_loop.backward(lambda x: (w * x).mean(), [(x,) for x in losses], [5, 1]) == pytest.approx(2.0)
+    batches, scaler = [(x,) for x in losses], optim.GradScaler(enabled=False)
+    loss = training_loop.backward(lambda x: (w * x).mean(), batches, [5, 1], "float64", scaler)
+    assert loss == pytest.approx(2.0)
     np.testing.assert_allclose(w.grad, [np.concatenate(losses).mean()])
 
 

@@ -13,6 +13,7 @@ import minigrad as mg
 import nn
 import optim
 from minigrad.backend import as_dtype, to_numpy
+from minigrad.errors import ArgumentError, DTypeError, GraphError, StateError
 from nn import functional as F
 
 HALVES = ["float16", "bfloat16"]
@@ -65,6 +66,24 @@ def test_a_model_is_close_to_float32_and_to_torch_in_mixed_precision(device: str
         assert np.abs(narrow[name] - g).max() < 16 * eps * np.abs(g).max(), name
 
 
+def test_a_checkpoint_computes_again_in_the_precision_of_the_first_time(half: Any) -> None:
+    """In which block the backward pass runs changes no bit."""
+    data = np.random.default_rng(0).standard_normal((3, 8, 8))
+    w, x, v = (mg.Tensor(part, dtype="float32", requires_grad=True) for part in data)
+    found = []
+    ways = [(way, around) for way in (lambda f, x: f(x), mg.checkpoint) for around in ("float32", "float16")]
+    for through, around in ways:
+        w.grad = x.grad = v.grad = None
+        with mg.autocast(half):
+            out = through(lambda x: F.silu(x @ w) @ v, x)
+        with mg.autocast(around):
+            out.sum().backward()
+            assert ((w @ w).dtype == np.float16) == (around == "float16")
+        assert w.grad is not None and x.grad is not None and v.grad is not None
+        found.append(w.grad.tobytes() + x.grad.tobytes() + v.grad.tobytes())
+    assert len(set(found)) == 1
+
+
 def test_a_product_is_that_of_torch(half: Any) -> None:
     a, b = (np.random.default_rng(k).standard_normal((8, 8)).astype(np.float32) for k in (0, 1))
     with mg.autocast(half):
@@ -112,6 +131,51 @@ def test_a_power_of_two_changes_no_step(device: str, gpu: Any) -> None:
             scaler.update()
         results.append(layer.weight.numpy().tobytes())
     assert results[0] == results[1]
+
+
+def test_a_second_step_before_an_update_is_refused() -> None:
+    """Its gradients would be those of the scaled loss."""
+    w = mg.Tensor([1.0], requires_grad=True)
+    optimizer, scaler = optim.SGD([w], lr=0.5), optim.GradScaler()
+    scaler.scale((w * w).sum()).backward()
+    scaler.step(optimizer)
+    with pytest.raises(GraphError, match="one step"):
+        scaler.step(optimizer)
+    assert w.item() == 0.0
+    del optimizer  # another one, maybe at the same address, is another one
+    scaler.unscale_(optim.SGD([w], lr=0.5))
+
+
+@pytest.mark.parametrize(("gradient", "scale"), [(1.0, 2.0**99), (math.inf, 2.0**-99)])
+def test_a_scale_stays_a_number_however_long_it_grows_or_falls(gradient: float, scale: float) -> None:
+    w = mg.Tensor([1.0], dtype="float32", requires_grad=True)
+    optimizer, scaler = optim.SGD([w], lr=0.0), optim.GradScaler(init_scale=scale, growth_interval=1)
+    for _ in range(3):
+        w.grad = np.array([gradient], np.float32)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == (2.0**100 if gradient == 1 else 2.0**-100)
+    assert np.isfinite(scaler.scale((w * 0.5).sum()).item())
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: optim.GradScaler(init_scale=math.inf), ArgumentError),
+        (lambda: optim.GradScaler(backoff_factor="a"), ArgumentError),  # type: ignore[arg-type]
+        (lambda: optim.GradScaler(growth_interval=1.5), ArgumentError),  # type: ignore[arg-type]
+        (lambda: optim.GradScaler().scale(1.0), DTypeError),  # type: ignore[arg-type]
+        (lambda: optim.GradScaler().scale(mg.Tensor([1])), DTypeError),
+        (lambda: optim.GradScaler().step(None), DTypeError),  # type: ignore[arg-type]
+        (lambda: optim.GradScaler().unscale_([mg.ones(2)]), DTypeError),  # type: ignore[arg-type]
+        (lambda: optim.GradScaler().load_state_dict({}), StateError),
+        (lambda: optim.GradScaler().load_state_dict({"scale": -1, "good_steps": 0, "skipped": 0}), StateError),
+        (lambda: optim.GradScaler().load_state_dict(None), StateError),  # type: ignore[arg-type]
+    ],
+)
+def test_mistakes_with_a_scaler_are_explained(call: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"(?s)Expected: .*Got: "):
+        call()
 
 
 def test_scaling_waits_for_nothing(simulated: Any) -> None:

@@ -38,9 +38,11 @@ def test_train_lm_has_the_losses_of_the_cpu(tmp_path: Path, gpu: Any) -> None:
     np.testing.assert_allclose([loss for _, loss in cuda], [loss for _, loss in cpu], atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_nothing_waits_between_two_lines_of_the_log(
-    tmp_path: Path, simulated: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, simulated: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
+    pytest.importorskip("ml_dtypes" if dtype == "bfloat16" else "numpy")
     waited = {}
     plain = training_loop.update
 
@@ -50,7 +52,7 @@ def test_nothing_waits_between_two_lines_of_the_log(
         waited[args[1].step] = simulated.synchronisations - before
 
     monkeypatch.setattr(training_loop, "update", counting)
-    flags = [*FLAGS, "--gradient-accumulation-steps", "2", "--dropout", "0.1"]
+    flags = [*FLAGS, "--gradient-accumulation-steps", "2", "--dropout", "0.1", "--dtype", dtype]
     assert train_lm.main([*flags, "--device", "cuda", "--out-dir", str(tmp_path / "run")]) == 0
     assert {step: n for step, n in waited.items() if step % 5} == {step: 0 for step in range(1, 20) if step % 5}
     assert all(waited[step] <= 3 for step in (5, 10, 15, 20))  # loss, norm, and whether a step was not finite

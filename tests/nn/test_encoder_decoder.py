@@ -270,3 +270,22 @@ def test_masks_and_padded_sequences():
 def test_mistakes_are_explained(call, kind, text):
     with pytest.raises(kind, match=rf"(?s)Expected: .*{text}"):
         call()
+
+
+@pytest.mark.parametrize("change", ["a hook", "a bias", "another module"])
+def test_the_loss_is_that_of_the_logits_whatever_the_head(change):
+    model = make(pad_id=PAD)
+    if change == "a hook":
+        model.lm_head.register_forward_hook(lambda module, inputs, output: output * 3)
+    elif change == "a bias":
+        model.lm_head = nn.Linear(12, 13, dtype="float64")
+        model.lm_head.bias.data = np.arange(13.0)
+    else:
+        model.lm_head = nn.Sequential(nn.Linear(12, 5, dtype="float64"), nn.Linear(5, 13, dtype="float64"))
+    expected = TF.cross_entropy(
+        torch.tensor(model(SOURCE, TARGET).data).reshape(-1, 13),
+        torch.tensor(LABELS).reshape(-1),
+        ignore_index=PAD,
+        label_smoothing=0.1,
+    )
+    assert model.loss(SOURCE, TARGET, LABELS, label_smoothing=0.1).item() == pytest.approx(expected.item(), rel=1e-12)

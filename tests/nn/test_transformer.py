@@ -274,6 +274,9 @@ def test_a_layer_inside_of_a_fused_operation_can_be_replaced():
     negative.weight = ffn.w2.weight
     biased = nn.Linear(6, 4)
     biased.weight, biased.bias.data = ffn.w2.weight, np.full(4, 3, np.float32)
-    for layer, expected in [(negative, -before), (biased, before + 3)]:
+    patched = nn.Linear(6, 4, bias=False)
+    patched.weight = ffn.w2.weight
+    patched.forward = lambda x: nn.Linear.forward(patched, x) * 2
+    for layer, expected in [(negative, -before), (biased, before + 3), (patched, 2 * before)]:
         ffn.w2 = layer
         np.testing.assert_allclose(ffn(x).data, expected, rtol=1e-5)

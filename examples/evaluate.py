@@ -112,8 +112,7 @@ def evaluate(config: Config) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status."""
-    description = __doc__.partition("\n")[0]
-    return run_program(PROGRAM, lambda: evaluate(complete(Config, *parse(Config, argv, PROGRAM, description))))
+    return run_program(PROGRAM, lambda: evaluate(complete(Config, *parse(Config, argv, PROGRAM, __doc__))))
 
 
 if __name__ == "__main__":

@@ -386,11 +386,10 @@ def draw_attention(speaker: Speaker, word: str, spoken: Sequence[str], file: Pat
 def program(argv: Sequence[str]) -> int:
     """Train, or ask what was trained."""
     config_class = with_defaults(Config, **(FULL if "--full" in argv else SMALL))
-    description = (__doc__ or "").partition("\n")[0]
-    given, problems = parse(config_class, argv, PROGRAM, description)
+    given, problems = parse(config_class, argv, PROGRAM, __doc__ or "")
     if {"say", "attention"} & set(given):
         return ask(complete(config_class, given, problems))
-    return train(*open_run(config_class, argv, PROGRAM, description))
+    return train(*open_run(config_class, argv, PROGRAM, __doc__ or ""))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -35,10 +35,10 @@ class Config(Flags):
     checkpoint: str | None = flag(None, path, "run folder or step folder (default: the newest run in runs/)")
     prompt: str | None = flag(None, text, "text to continue (default: what the run's own samples begin with)")
     max_new_tokens: int = flag(300, whole(0), "tokens in each sample")
-    temperature: float = flag(0.8, not_negative, "0 takes the likeliest token each time")
+    temperature: float = flag(0.8, not_negative, "how bold to choose: 0 takes the likeliest token each time")
     top_k: int = flag(0, whole(0), "sample among this many likeliest tokens; 0 is off")
     top_p: float = flag(1.0, share, "sample among the likeliest tokens that make up this probability; 1 is off")
-    seed: int = flag(1337, whole(0), "of the random numbers")
+    seed: int = flag(1337, whole(0), "seed of the random numbers that choose")
     num_samples: int = flag(1, whole(1), "how many samples to print")
 
 
@@ -71,8 +71,7 @@ def generate(config: Config) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status."""
-    description = __doc__.partition("\n")[0]
-    return run_program(PROGRAM, lambda: generate(complete(Config, *parse(Config, argv, PROGRAM, description))))
+    return run_program(PROGRAM, lambda: generate(complete(Config, *parse(Config, argv, PROGRAM, __doc__))))
 
 
 if __name__ == "__main__":

@@ -57,12 +57,19 @@ class Config(TrainingFlags):
     """The flags of this program; the defaults are the small CPU recipe."""
 
     data: tuple[str, ...] | None = free_flag(
-        None, path, "UTF-8 text files, or one .npy or .bin file of token ids (default: ten plays)", many=True
+        None,
+        path,
+        "UTF-8 text files, or one .npy or .bin file of token ids (default: ten of Shakespeare's plays)",
+        many=True,
     )
-    tokenizer: str | None = flag(None, lm_text.named, "byte (the default), char, bpe (learned) or a tokenizer.json")
-    vocab_size: int | None = flag(None, whole(1), "tokens for bpe to learn (1024), or that a token file may hold")
+    tokenizer: str | None = flag(
+        None, lm_text.named, "byte (the default), char, bpe (learned from the text) or a tokenizer.json"
+    )
+    vocab_size: int | None = flag(
+        None, whole(1), "tokens that bpe learns (default: 1024), or how many ids a token file may hold"
+    )
 
-    block_size: int = flag(64, whole(1), "tokens the model sees at once")
+    block_size: int = flag(64, whole(1), "tokens the model sees at once, its context")
     n_layer: int = flag(4, whole(1), "Transformer blocks")
     n_head: int = flag(4, whole(1), "attention heads")
     n_kv_head: int | None = flag(None, whole(1), "heads of keys and values (default: as many as --n-head)")
@@ -241,7 +248,7 @@ def about(config: Config, corpus: Corpus) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status."""
-    return run_program(PROGRAM, lambda: train(*open_run(Config, argv, PROGRAM, __doc__.partition("\n")[0])))
+    return run_program(PROGRAM, lambda: train(*open_run(Config, argv, PROGRAM, __doc__)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +99,7 @@ DTYPE = one_of("float32", "float64", "float16", "bfloat16", role=", the types it
 class Flags:
     """What every program is told."""
 
-    device: str = flag("auto", one_of("auto", "cpu", "cuda"), "auto takes the GPU where there is one")
+    device: str = flag("auto", one_of("auto", "cpu", "cuda"), "where to compute; auto takes the GPU where there is one")
 
     def __post_init__(self) -> None:
         if self.device == "auto":
@@ -131,18 +132,20 @@ class RunFlags(Flags):
     """How a run is conducted, whatever it trains."""
 
     out_dir: str | None = call_flag(None, path, "folder of the run (default: a fresh runs/<date-time>)")
-    resume: str = call_flag("auto", path, "auto: go on with the run in --out-dir; never; a run or step folder")
+    resume: str = call_flag("auto", path, "auto: go on with what --out-dir holds; never; or a folder to go on from")
     overwrite: bool = call_flag(False, None, "begin anew in an --out-dir that holds a run, and drop that run")
-    eval_only: bool = call_flag(False, None, "evaluate, update nothing, write nothing")
-    dtype: str = flag("float32", DTYPE, "of all numbers; the two half precisions: of matrix products alone")
-    seed: int = flag(1337, whole(0), "of the weights, the batches and the dropout")
-    max_iters: int = free_flag(2000, whole(0), "updates of the weights")
+    eval_only: bool = call_flag(False, None, "measure the run of --resume or --out-dir; train and write nothing")
+    dtype: str = flag(
+        "float32", DTYPE, "type of the numbers; float16, bfloat16: of matrix products, all else in float32"
+    )
+    seed: int = flag(1337, whole(0), "seed of the weights, the batches and the dropout")
+    max_iters: int = free_flag(2000, whole(0), "updates of the weights, in all")
     eval_interval: int = free_flag(250, whole(0), "updates between evaluations; 0: first and last only")
     log_interval: int = free_flag(50, whole(1), "updates between lines of the log")
     checkpoint_interval: int = free_flag(500, whole(0), "updates between checkpoints; 0: best and last only")
     keep_checkpoints: int = free_flag(2, whole(1), "last checkpoints to keep, beside the best")
     sample_every: int = free_flag(0, whole(0), "updates between samples; 0: at the end only")
-    detect_anomaly: bool = call_flag(False, None, "name the operation that makes the first NaN (slow)")
+    detect_anomaly: bool = call_flag(False, None, "name the operation that makes the first NaN or infinity (slow)")
     no_progress: bool = call_flag(False, None, "no progress bar, plain lines only")
 
     @property
@@ -161,16 +164,20 @@ class RunFlags(Flags):
 class TrainingFlags(RunFlags):
     """How the weights are updated, whatever is trained."""
 
-    batch_size: int = flag(12, whole(1), "examples in a micro-batch")
-    gradient_accumulation_steps: int = flag(1, whole(1), "micro-batches in an update")
+    batch_size: int = flag(12, whole(1), "examples in a micro-batch, which is read at once")
+    gradient_accumulation_steps: int = flag(1, whole(1), "micro-batches whose gradients make one update")
     learning_rate: float = flag(1e-3, positive, "highest learning rate, reached after the warm-up")
-    min_lr: float | None = flag(None, not_negative, "rate after the decay (default: a tenth of --learning-rate)")
-    warmup_iters: int = flag(100, whole(0), "updates of rising learning rate")
-    lr_decay_iters: int | None = flag(None, whole(1), "update at which the decay ends (default: the first --max-iters)")
-    beta1: float = flag(0.9, fraction, "AdamW's memory of the gradient")
-    beta2: float = flag(0.99, fraction, "AdamW's memory of the squared gradient")
-    weight_decay: float = flag(0.1, not_negative, "AdamW's decay of the matrices")
-    grad_clip: float = flag(1.0, not_negative, "largest gradient norm; 0 is off")
+    min_lr: float | None = flag(
+        None, not_negative, "learning rate when its cosine decay ends (default: a tenth of --learning-rate)"
+    )
+    warmup_iters: int = flag(100, whole(0), "updates in which the learning rate rises from 0")
+    lr_decay_iters: int | None = flag(
+        None, whole(1), "update at which the decay ends (default: --max-iters when the run begins)"
+    )
+    beta1: float = flag(0.9, fraction, "AdamW's β1: how long it remembers gradients")
+    beta2: float = flag(0.99, fraction, "AdamW's β2: how long it remembers squared gradients")
+    weight_decay: float = flag(0.1, not_negative, "AdamW's weight decay, of matrices alone")
+    grad_clip: float = flag(1.0, not_negative, "norm to which longer gradients are shortened; 0 is off")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,19 +214,38 @@ def spelling(field: str) -> str:
 
 
 def build_parser(config_class: type, program: str, description: str) -> argparse.ArgumentParser:
-    """An argparse parser with a flag for each field, which leaves out of its result what was not given."""
+    """An argparse parser with a flag for each field, which leaves out of its result what was not given.
+
+    The help begins with the first two paragraphs of ``description``, the docstring of the program: what it does, and
+    examples. The flags of a class stand together under its docstring, the program's own first.
+    """
     parser = argparse.ArgumentParser(
-        program, description=description, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+        program,
+        usage="%(prog)s [FLAG [VALUE]] ...",
+        description="\n\n".join(description.split("\n\n")[:2]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+        argument_default=argparse.SUPPRESS,
     )
+    owners = {name: owner for owner in config_class.__mro__ for name in inspect.get_annotations(owner)}
+    groups = {
+        owner: parser.add_argument_group(_title(owner)) for owner in config_class.__mro__ if owner in owners.values()
+    }
     for field in dataclasses.fields(config_class):
+        group = groups[owners[field.name]]
         kind, help = field.metadata["kind"], field.metadata["help"].replace("%", "%%")
         if kind is None:
-            parser.add_argument(spelling(field.name), action="store_true", help=help)
+            group.add_argument(spelling(field.name), action="store_true", help=help)
             continue
         help += "" if field.default is None else f" (default: {field.default})"
         nargs = "+" if field.metadata["many"] else None
-        parser.add_argument(spelling(field.name), type=kind, help=help, metavar=kind.metavar, nargs=nargs)
+        group.add_argument(spelling(field.name), type=kind, help=help, metavar=kind.metavar, nargs=nargs)
     return parser
+
+
+def _title(owner: type) -> str:
+    return (owner.__doc__ or "").partition("\n")[0].rstrip(".")
 
 
 def parse(

@@ -83,8 +83,9 @@ def test_it_learns_a_regular_language_and_says_words_that_it_never_saw(
     assert rows[-1].split()[-1] == "0.00%"
 
 
-def test_five_and_five_updates_are_ten(train: Train, tmp_path: Path) -> None:
-    common = "--dropout 0.1 --eval-interval 3 --gradient-accumulation-steps 2"
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_five_and_five_updates_are_ten(train: Train, tmp_path: Path, dtype: str) -> None:
+    common = f"--dropout 0.1 --eval-interval 3 --gradient-accumulation-steps 2 --dtype {dtype}"
     assert train("whole", f"--max-iters 10 {common}") == 0
     assert train("parts", f"--max-iters 5 --lr-decay-iters 10 {common}") == 0
     assert train("parts", "--max-iters 10") == 0
@@ -143,6 +144,15 @@ def test_full_is_another_recipe_and_a_conflict_where_the_run_has_the_small_one(
     assert train("run", "--max-iters 1") == 0
     assert train("run", "--max-iters 2 --full") == 2
     assert "--full: the run that is continued has False, got True" in capsys.readouterr().err
+
+
+def test_half_precision_products_leave_the_losses_where_they_are(train: Train, tmp_path: Path) -> None:
+    for dtype in ("float32", "float16"):
+        assert train(dtype, f"--max-iters 6 --log-interval 1 --eval-interval 0 --dtype {dtype}") == 0
+    exact, losses = (
+        np.array([line["train_loss"] for line in metrics(tmp_path / d)[1:]]) for d in ("float32", "float16")
+    )
+    assert 0 < np.abs(losses - exact).max() < 2.0**-9 * exact.max()
 
 
 @pytest.mark.parametrize("flags", ["", "--full --batch-size 32"])

@@ -9,6 +9,8 @@ import training_flags as tf
 
 @dataclass(kw_only=True)
 class Config(tf.Flags):
+    """Flags of a test."""
+
     max_iters: int = tf.free_flag(10, tf.whole(0), "updates")
     learning_rate: float = tf.flag(1e-3, tf.positive, "rate, 100 % of it")
     dropout: float = tf.flag(0.0, tf.fraction, "dropout")
@@ -103,3 +105,26 @@ def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert "100 % of it (default: 0.001)" in shown
     assert "--max-iters N" in shown
     assert "--device {auto,cpu,cuda}" in shown
+
+
+def test_help_shows_examples_and_the_flags_of_a_class_under_its_docstring() -> None:
+    """With other defaults too; a field that a subclass declares anew stays where it was."""
+    about = "What it does.\n\n    prog --tie\n\nHow to read the source."
+    shown = tf.build_parser(tf.with_defaults(Config, device="cpu", max_iters=3), "prog", about).format_help()
+    parts = [
+        "What it does.\n\n    prog --tie\n",
+        "Flags of a test:",
+        "--max-iters",
+        "What every program is told:",
+        "--device",
+    ]
+    places = [shown.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "How to read" not in shown
+
+
+def test_bfloat16_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf, "find_spec", lambda name: None)
+    assert tf.RunFlags(device="cpu", dtype="float16").check() == []
+    (problem,) = tf.RunFlags(device="cpu", dtype="bfloat16").check()
+    assert problem == "--dtype: bfloat16 needs the package ml_dtypes: pip install ml_dtypes"

@@ -115,6 +115,17 @@ def test_scales_grow_fall_and_leave_steps_out(device: str, gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_left_out_by_the_caller_counts(device: str, gpu: Any) -> None:
+    """Its gradients are finite, but its loss was not: the scale is lowered, and nothing moves."""
+    w = mg.Tensor([1.0], dtype="float32", device=device, requires_grad=True)
+    optimizer, scaler = optim.AdamW([w], lr=0.1, weight_decay=0.0), optim.GradScaler(init_scale=4.0)
+    scaler.scale(w.sum()).backward()
+    scaler.step(optimizer, where=np.bool_(False))
+    scaler.update()
+    assert (scaler.skipped, scaler.get_scale(), w.item()) == (1, 2.0, 1.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_power_of_two_changes_no_step(device: str, gpu: Any) -> None:
     results = []
     for enabled in (True, False):

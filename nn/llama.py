@@ -14,6 +14,7 @@ from typing import Any
 from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError
+from nn.checks import is_whole
 from nn.transformer import TransformerLM
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -99,7 +100,7 @@ def load_llama(
     config = _read_json(folder / CONFIG)
     arguments = arguments_of(config, ignore)
     most = arguments["context_length"]
-    if context_length is not None and not 1 <= context_length <= most:
+    if context_length is not None and not (is_whole(context_length, 1) and context_length <= most):
         raise ArgumentError(f"a context_length up to max_position_embeddings = {most}", repr(context_length))
     arguments["context_length"] = context_length or most
     weights = _read_weights(folder)

@@ -8,9 +8,9 @@ import numpy as np
 
 from minigrad import no_grad
 from minigrad.backend import Array
-from minigrad.errors import ArgumentError, IndexRangeError
+from minigrad.errors import ArgumentError
 from nn.checks import check_sizes
-from nn.continuation import Continuation, as_prompts, check_new_tokens, evaluating
+from nn.continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
 from nn.sampling import log_probabilities
 
 
@@ -72,25 +72,24 @@ def beam_search(
     """
     check_sizes(beam_size=beam_size)
     check_new_tokens(max_new_tokens)
-    if not np.isfinite(length_penalty):
-        raise ArgumentError("a finite length_penalty", repr(length_penalty))
+    penalties, stops = _penalties(length_penalty, max_new_tokens + 2), as_stops(eos)
     prompts, source, ndim = as_prompts(prompt, model, source)
     found = [Finished(beam_size) for _ in prompts]
     with evaluating(model), no_grad():
         text = Continuation(model, prompts, max_new_tokens, source)
-        _search(text, found, max_new_tokens, length_penalty, np.atleast_1d([] if eos is None else eos).astype(int))
+        _search(text, found, max_new_tokens, penalties, stops)
     results = [finished.beams for finished in found]
     return results[0] if ndim == 1 else results
 
 
-def _search(text: Continuation, found: list[Finished], max_new_tokens: int, alpha: float, stops: Array) -> None:
+def _search(text: Continuation, found: list[Finished], max_new_tokens: int, penalties: Array, stops: Array) -> None:
     """Fill ``found``, which has an entry for each sequence of ``text``."""
-    size, penalties = found[0].size, ((5 + np.arange(max_new_tokens + 2)) / 6) ** alpha
+    size = found[0].size
     totals = np.zeros((len(found), 1))  # (prompts, beams): log P of the unfinished texts, the rows of ``text``
     for length in range(1, max_new_tokens + 1):
         candidates = totals[..., None] + log_probabilities(text.next_logits()).reshape(*totals.shape, -1)
         prompts, beams, vocab_size = candidates.shape
-        for stop in _checked(stops, vocab_size):
+        for stop in check_stops(stops, vocab_size):
             _finish(text, found, candidates[..., stop], penalties[length], [stop])
             candidates[..., stop] = -np.inf
         best = np.argsort(-candidates.reshape(prompts, -1), axis=-1, kind="stable")[:, :size]
@@ -106,10 +105,14 @@ def _search(text: Continuation, found: list[Finished], max_new_tokens: int, alph
     _finish(text, found, totals, penalties[max_new_tokens], [])
 
 
-def _checked(stops: Array, vocab_size: int) -> Array:
-    if (stops < 0).any() or (stops >= vocab_size).any():
-        raise IndexRangeError(f"an eos from 0 to {vocab_size - 1}", f"{stops.tolist()}")
-    return stops
+def _penalties(alpha: Any, count: int) -> Array:
+    """What log P is divided by, for texts of up to ``count`` new tokens."""
+    with np.errstate(over="ignore", under="ignore"):
+        finite = isinstance(alpha, int | float | np.number) and np.isfinite(alpha)
+        penalties: Array = ((5 + np.arange(count)) / 6) ** (float(alpha) if finite else np.nan)
+    if not (np.isfinite(penalties) & (penalties > 0)).all():
+        raise ArgumentError("a finite length_penalty, with which lengths keep their order", repr(alpha), "0.6 is usual")
+    return penalties
 
 
 def _finish(text: Continuation, found: list[Finished], totals: Array, penalty: float, ending: list[int]) -> None:

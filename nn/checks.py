@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,22 @@ from minigrad.backend import Array, device_of, to_device
 from minigrad.errors import ArgumentError
 
 
+def is_whole(value: Any, least: int) -> bool:
+    """Whether ``value`` is a whole number from ``least`` on; no boolean, and no array of several.
+
+    >>> is_whole(np.int64(3), 1), is_whole(0, 1), is_whole(2.0, 1), is_whole(True, 1)
+    (True, False, False, False)
+    """
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= least
+    except TypeError:
+        return False
+
+
 def check_sizes(**sizes: Any) -> None:
     """Refuse sizes, given by name, that are not whole numbers from 1."""
     for name, value in sizes.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+        if not is_whole(value, 1):
             raise ArgumentError(f"{name}, a whole number from 1", repr(value), "sizes count elements")
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array
-from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.backend import Array, to_numpy
+from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.explain import describe
 from nn.cache import KVCache
+from nn.checks import is_whole
 from nn.masks import pad_sequences, token_ids
 from nn.module import Module
 
@@ -31,6 +32,9 @@ class Continuation:
     """
 
     def __init__(self, model: Any, prompts: list[Array], new_tokens: int, source: Any = None) -> None:
+        if not hasattr(model, "next_logits"):
+            hint = "nn.TransformerLM and nn.Transformer are"
+            raise DTypeError("a model that is made for decoding, with next_logits", describe(model), hint)
         self.model = model
         self.tokens = pad_sequences(prompts, 0, left=True)
         self.start = self.tokens.shape[1] - np.array([len(prompt) for prompt in prompts])
@@ -116,8 +120,27 @@ def _ragged(sequences: Any) -> bool:
 
 def check_new_tokens(max_new_tokens: Any) -> None:
     """Refuse a number of tokens to write that is none."""
-    if not hasattr(max_new_tokens, "__index__") or max_new_tokens < 0:
+    if not is_whole(max_new_tokens, 0):
         raise ArgumentError("max_new_tokens, a whole number from 0", repr(max_new_tokens))
+
+
+def as_stops(eos: Any) -> Array:
+    """The tokens that end a text, integers (n,): of None, one id, or several.
+
+    >>> as_stops(None), as_stops(3)
+    (array([], dtype=int64), array([3]))
+    """
+    stops = np.zeros(0, np.int64) if eos is None else np.atleast_1d(to_numpy(asarray(eos).data))
+    if stops.ndim != 1 or (stops.size and stops.dtype.kind not in "iu"):
+        raise DTypeError("eos, the id of a token, or a list of ids", describe(eos), "None ends no text")
+    return stops.astype(np.int64)
+
+
+def check_stops(stops: Array, vocab_size: int) -> Array:
+    """``stops``, refused where one isn't in the vocabulary."""
+    if (stops < 0).any() or (stops >= vocab_size).any():
+        raise IndexRangeError(f"an eos from 0 to {vocab_size - 1}", f"{stops.tolist()}", "None ends no text")
+    return stops
 
 
 @contextmanager

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from minigrad import no_grad, random
-from nn.continuation import Continuation, as_prompts, check_new_tokens, evaluating
+from minigrad.errors import CallError
+from minigrad.explain import describe
+from nn.continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
 from nn.sampling import check_sampling, drawn, next_token_probabilities
 
 
@@ -54,15 +56,18 @@ def generate(
     """
     check_sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     check_new_tokens(max_new_tokens)
+    if callback is not None and not callable(callback):
+        raise CallError("a function as callback", describe(callback), "callback=print shows each token")
     prompts, source, ndim = as_prompts(prompt, model, source)
     draw = random.generator(generator) if temperature else None
-    stops = np.atleast_1d([] if eos is None else eos)
+    stops = as_stops(eos)
     ended = np.zeros(len(prompts), bool)
     lengths = [len(row) + max_new_tokens for row in prompts]
     with evaluating(model), no_grad():
         text = Continuation(model, prompts, max_new_tokens, source)
         for step in range(max_new_tokens):
             logits = text.next_logits()
+            check_stops(stops, logits.shape[-1])
             seen = text.seen(logits.shape[-1]) if repetition_penalty != 1 else None
             p = next_token_probabilities(logits, temperature, top_k, top_p, min_p, repetition_penalty, seen)
             new = np.where(ended, stops[0], drawn(p, draw)) if ended.any() else drawn(p, draw)

@@ -14,6 +14,8 @@ from typing import Any
 from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError
+from minigrad.explain import describe
+from nn.checks import check_probability, is_whole
 from nn.transformer import TransformerLM
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -99,7 +101,7 @@ def load_llama(
     config = _read_json(folder / CONFIG)
     arguments = arguments_of(config, ignore)
     most = arguments["context_length"]
-    if context_length is not None and not 1 <= context_length <= most:
+    if context_length is not None and not (is_whole(context_length, 1) and context_length <= most):
         raise ArgumentError(f"a context_length up to max_position_embeddings = {most}", repr(context_length))
     arguments["context_length"] = context_length or most
     weights = _read_weights(folder)
@@ -112,7 +114,7 @@ def load_llama(
         raise FileFormatError(f"the {len(needed)} arrays that {CONFIG} asks for", got)
     model.load_state_dict({names[name]: array for name, array in weights.items()})
     for layer in model.layers:
-        layer.attn.dropout = float(config.get("attention_dropout") or 0.0)
+        layer.attn.dropout = check_probability(config.get("attention_dropout") or 0.0)
     return model.eval()
 
 
@@ -138,6 +140,12 @@ def save_llama(
     """
     if not isinstance(model, TransformerLM):
         raise ArgumentError("a TransformerLM", type(model).__name__)
+    _check_parts(model)
+    config = {**config_of(model), "pad_token_id": None}
+    for name, token in {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id}.items():
+        if token is not None and not (is_whole(token, 0) and token < model.vocab_size):
+            raise ArgumentError(f"{name}, an id from 0 to {model.vocab_size - 1}, or None", repr(token))
+        config[name] = None if token is None else int(token)
     folder = prepared(folder)
     tied = model.lm_head.weight is model.token_embeddings.weight and model.embedding_scale is None
     weights = {theirs(name): _in_half_layout(model, name, array) for name, array in model.state_dict().items()}
@@ -146,11 +154,21 @@ def save_llama(
     if tied:
         del weights["lm_head.weight"]
     save(folder / WEIGHTS, weights, {"format": "pt"})
-    config = {**config_of(model), "tie_word_embeddings": tied}
-    config |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": None}
+    config["tie_word_embeddings"] = tied
     temporary = folder / f".{CONFIG}.{os.getpid()}.tmp"
     temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, folder / CONFIG)
+
+
+def _check_parts(model: TransformerLM) -> None:
+    """Refuse a model whose parts were exchanged for some that a LLaMA of transformers doesn't have."""
+    parts = [*OUTER, *(f"layers.{i}.{part}" for i in range(len(model.layers)) for part in PARTS)]
+    if odd := sorted(model.state_dict().keys() ^ {f"{part}.weight" for part in parts}):
+        raise ArgumentError("a TransformerLM with the parts that it was made with", f"missing or added: {odd[:9]}")
+    settings = {(block.ln1.eps, block.ln2.eps, block.ffn.w1.out_features) for block in model.layers}
+    if settings != {(model.ln_final.eps, model.ln_final.eps, model.layers[0].ffn.w1.out_features)}:
+        got = f"(ln1.eps, ln2.eps, d_ff) of {sorted(settings)}, ln_final.eps of {model.ln_final.eps}"
+        raise ArgumentError("one eps in all norms, and one d_ff in all layers", got, "config.json has one of each")
 
 
 def prepared(folder: str | os.PathLike[str]) -> Path:
@@ -168,11 +186,14 @@ def prepared(folder: str | os.PathLike[str]) -> Path:
 def arguments_of(config: Mapping[str, Any], ignore: Iterable[str] = ()) -> dict[str, Any]:
     """The arguments of TransformerLM for a config.json; an ArgumentError names what there is no argument for."""
     _check_settings(config, set(ignore))
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    given = [config.get(name) or {} for name in ("rope_scaling", "rope_parameters")]
+    if not all(isinstance(part, dict) for part in given):
+        raise FileFormatError(f"rope_scaling and rope_parameters in {CONFIG} as objects, or null", repr(given))
+    rope = {**given[0], **given[1]}
     theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
     if rope.get("partial_rotary_factor") == 1:
         del rope["partial_rotary_factor"]
-    plain = rope.keys() <= {"rope_type", "type"} and set(rope.values()) <= {"default"}
+    plain = rope.keys() <= {"rope_type", "type"} and all(value == "default" for value in rope.values())
     return {
         **{ours: config[name] for name, ours in SIZES.items()},
         "context_length": config["max_position_embeddings"],
@@ -194,7 +215,8 @@ def _check_settings(config: Mapping[str, Any], ignore: set[str]) -> None:
         raise FileFormatError(f"{CONFIG} with {sorted(needed)}", f"none of {missing}")
     default = {**FIXED, "sliding_window": 4096 if config["model_type"] == "mistral" else None}
     found = {name: config.get(name, default[name]) for name in FIXED}
-    if found["sliding_window"] is not None and found["sliding_window"] >= config["max_position_embeddings"]:
+    window, longest = found["sliding_window"], config["max_position_embeddings"]
+    if is_whole(window, 1) and is_whole(longest, 1) and window >= longest:
         found["sliding_window"] = None  # as wide as the context
     wrong = [f"{name}={value!r}" for name, value in found.items() if value != FIXED[name] and name not in ignore]
     if wrong:
@@ -270,7 +292,9 @@ def _read_weights(folder: Path) -> dict[str, Array]:
             raise FileFormatError(f"{WEIGHTS}", "pickled weights, which are not read", hint)
         weights = load(folder / WEIGHTS)
     else:
-        places = _read_json(folder / INDEX).get("weight_map", {})
+        places = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+            raise FileFormatError(f"{INDEX} with a weight_map of names and files", describe(places))
         weights = {}
         for file in sorted(set(places.values())):
             if Path(file).name != file:
@@ -282,7 +306,7 @@ def _read_weights(folder: Path) -> dict[str, Array]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise FileFormatError(f"a folder of transformers, with {path.name}", f"no file {str(path)!r}") from None
     except ValueError as error:
         raise FileFormatError(f"JSON in {path.name}", str(error)) from None

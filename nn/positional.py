@@ -91,7 +91,7 @@ class RotaryEmbedding(Module):
             )
         if layout not in LAYOUTS:
             raise ArgumentError(f"a layout of {LAYOUTS}", repr(layout))
-        if not theta > 0:
+        if not isinstance(theta, int | float | np.number) or not 0 < theta < math.inf:
             raise ArgumentError("a positive theta", repr(theta))
         self.d_k, self.max_seq_len, self.theta, self.layout = d_k, max_seq_len, theta, layout
         self.scaling = None if scaling is None else dict(scaling)
@@ -157,18 +157,19 @@ def scaled_frequencies(frequencies: Any, scaling: Mapping[str, Any] | None) -> A
     if scaling is None:
         return frequencies
     kind = scaling.get("rope_type", scaling.get("type"))
-    names = {"default": (), "linear": ("factor",), "llama3": LLAMA3}.get(kind)
+    names = {"default": (), "linear": ("factor",), "llama3": LLAMA3}.get(str(kind))
     if names is None:
         raise ArgumentError("a rope_scaling of type 'linear' or 'llama3'", f"{kind!r} in {dict(scaling)}")
-    bad = {name: scaling.get(name) for name in names if not isinstance(scaling.get(name), int | float)}
+    numbers: list[Any] = [scaling.get(name) for name in names]
+    bad = [x for x in numbers if not isinstance(x, int | float) or not 0 < x < math.inf]
     unknown = sorted(scaling.keys() - {*names, "rope_type", "type", "rope_theta"})
     if bad or unknown:
-        raise ArgumentError(f"a rope_scaling {kind!r} with numbers {names}", f"{dict(scaling)}")
+        raise ArgumentError(f"a rope_scaling {kind!r} with numbers above 0 {names}", f"{dict(scaling)}")
     if kind == "default":
         return frequencies
     if kind == "linear":
         return frequencies / scaling["factor"]
-    factor, low, high, original = (scaling[name] for name in names)
+    factor, low, high, original = numbers
     if not high > low:
         raise ArgumentError("a high_freq_factor above low_freq_factor", f"{dict(scaling)}")
     turns = original * frequencies / (2 * math.pi)  # full turns within the original context

@@ -10,6 +10,9 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, NonFiniteError, ShapeError
+from nn.checks import is_whole
+
+LARGEST = 1e300  # logit that a penalty gives, so that differences are numbers
 
 
 def next_token_probabilities(
@@ -61,7 +64,9 @@ def _penalized(logits: Any, penalty: float, seen: Any) -> Array:
     if penalty != 1:
         if seen is None:
             raise ArgumentError("seen, a boolean array (..., V), with a repetition_penalty", "None")
-        x = np.where(seen, np.where(x > 0, x / penalty, x * penalty), x)
+        with np.errstate(over="ignore", under="ignore"):
+            moved = np.where(x > 0, x / penalty, x * penalty).clip(-LARGEST, LARGEST)
+        x = np.where(np.asarray(seen) & np.isfinite(x), moved, x)
     return x
 
 
@@ -104,7 +109,7 @@ def check_sampling(temperature: Any, top_k: Any, top_p: Any, min_p: Any, repetit
     number = int | float | np.number
     if not isinstance(temperature, number) or not 0 <= temperature < math.inf:
         raise ArgumentError("a temperature from 0", repr(temperature), "0 takes the likeliest token each time")
-    if top_k is not None and (isinstance(top_k, bool) or not hasattr(top_k, "__index__") or top_k < 1):
+    if top_k is not None and not is_whole(top_k, 1):
         raise ArgumentError("top_k, a whole number from 1, or None", repr(top_k))
     if top_p is not None and (not isinstance(top_p, number) or not 0 < top_p <= 1):
         raise ArgumentError("top_p above 0 and at most 1, or None", repr(top_p))

@@ -9,7 +9,7 @@ import pytest
 
 import minigrad as mg
 import nn
-from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from minigrad.errors import ArgumentError, CallError, DTypeError, IndexRangeError, ShapeError
 
 PAD, EOS, VOCAB = 0, 2, 7
 
@@ -249,6 +249,23 @@ def test_prompts_are_searched_together_as_if_each_were_alone(alpha):
     assert model.training
 
 
+@pytest.mark.parametrize("write", [nn.generate, nn.beam_search])
+@pytest.mark.parametrize(
+    ("eos", "kind"), [(7, IndexRangeError), (-1, IndexRangeError), (1.5, DTypeError), ("a", DTypeError)]
+)
+def test_an_eos_that_never_comes_is_refused(write, eos, kind):
+    for wrong in (eos, [1, eos]):
+        with pytest.raises(kind):
+            write(language_model(), [1], 3, eos=wrong)
+
+
+@pytest.mark.parametrize("penalty", [1e-320, 1e308])
+def test_a_huge_penalty_rules_in_or_out(penalty):
+    """Whatever its size: of the logits 2, -2, 1 those of the seen tokens go beyond all others."""
+    p = nn.next_token_probabilities([2.0, -2.0, 1.0], repetition_penalty=penalty, seen=[True, True, False])
+    np.testing.assert_allclose(p, [1, 0, 0] if penalty < 1 else [np.exp(0) / (1 + np.e), 0, np.e / (1 + np.e)])
+
+
 def test_nothing_to_write_is_the_prompt():
     (beam,) = nn.beam_search(language_model(), [1, 2], 0)
     assert (beam.tokens.tolist(), beam.log_probability, beam.score) == ([1, 2], 0.0, 0.0)
@@ -266,6 +283,12 @@ def test_nothing_to_write_is_the_prompt():
         (lambda: nn.generate(language_model(), [1], 3, min_p=1.5), ArgumentError, "min_p"),
         (lambda: nn.generate(language_model(), [1], 3, repetition_penalty=0), ArgumentError, "repetition_penalty"),
         (lambda: nn.generate(language_model(), [1], 3, source=[1]), ArgumentError, "no encoder"),
+        (lambda: nn.beam_search(language_model(), [1], 3, length_penalty=1e6), ArgumentError, "length_penalty"),
+        (lambda: nn.beam_search(language_model(), [1], 3, length_penalty=None), ArgumentError, "length_penalty"),
+        (lambda: nn.generate(language_model(), [1], np.array([1, 2])), ArgumentError, "max_new_tokens"),
+        (lambda: nn.generate(language_model(), [1], True), ArgumentError, "max_new_tokens"),
+        (lambda: nn.generate(language_model(), [1], 3, callback=3), CallError, "callback"),
+        (lambda: nn.generate(nn.Linear(2, 2), [1], 3), DTypeError, "next_logits"),
         (lambda: nn.generate(translator(), [1], 3), ArgumentError, "source"),
         (lambda: nn.generate(translator(), [[1], [2]], 3, source=[[1]]), ShapeError, "each of 2 prompts"),
         (lambda: nn.generate(translator(pad_id=None), [1], 3, source=[[1], [1, 2]]), ShapeError, "pad_id"),

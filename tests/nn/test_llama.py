@@ -176,6 +176,68 @@ def test_unsupported_settings_are_named(folder, changes, text):
         configure(folder, **changes)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": "linear"},
+        {"rope_scaling": [1]},
+        {"rope_scaling": {"rope_type": ["linear"], "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 0}},
+        {"rope_theta": "x"},
+        {"rope_theta": None},
+        {"attention_dropout": "a"},
+        {"attention_dropout": 2.0},
+        {"sliding_window": "a"},
+        {"max_position_embeddings": "8"},
+        {"vocab_size": None},
+    ],
+)
+def test_settings_of_a_wrong_kind_are_refused(folder, changes):
+    with pytest.raises((ArgumentError, FileFormatError)):
+        configure(folder, **changes)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {"lm_head.weight": 3}, {"lm_head.weight": ["a"]}])
+def test_an_index_that_is_none_is_refused(folder, weight_map):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(FileFormatError, match="weight_map"):
+        nn.load_llama(folder)
+
+
+def _set(model, path, value):
+    owner, _, name = path.rpartition(".")
+    setattr(dict(model.named_modules())[owner], name, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        ("lm_head", nn.Linear(24, 23), r"lm_head\.bias"),
+        ("layers.0.ffn", nn.FeedForward(24, 40), r"ffn\.w1\.bias"),
+        ("ln_final", nn.LayerNorm(24), r"ln_final\.bias"),
+        ("layers.1.ln2", nn.RMSNorm(24, 0.5), r"one eps"),
+        ("layers.1.ffn", nn.SwiGLU(24, 64), r"one d_ff"),
+    ],
+)
+def test_a_model_that_is_no_llama_any_more_is_not_saved(tmp_path, path, value, text):
+    model = nn.TransformerLM(23, 64, 24, 2, 4, 40, generator=1)
+    _set(model, path, value)
+    with pytest.raises(ArgumentError, match=text):
+        nn.save_llama(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_special_tokens_are_checked_before_anything_is_written(tmp_path):
+    model = nn.TransformerLM(23, 64, 24, 1, 4, 40, generator=1)
+    for wrong in (23, -1, "a", 1.5):
+        with pytest.raises(ArgumentError, match="eos_token_id"):
+            nn.save_llama(model, tmp_path / "new", eos_token_id=wrong)
+    assert not (tmp_path / "new").exists()
+    nn.save_llama(model, tmp_path / "new", eos_token_id=np.int64(3))
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["eos_token_id"] == 3
+
+
 def test_a_window_wider_than_the_context_changes_nothing(folder):
     assert configure(folder, model_type="mistral", sliding_window=64)
     assert configure(folder, sliding_window="absent")  # then transformers takes 4096

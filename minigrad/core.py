@@ -45,7 +45,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
 Tensor: Any = ()  # the class, once tensor.py is imported
-PLAIN = frozenset({float, int, bool, type(None)})  # what an operation takes without a look at it
+PLAIN = frozenset({float, int, bool})  # what an operation takes without a look at it
 numbers = itertools.count()  # the order in which nodes are made
 
 
@@ -219,7 +219,7 @@ class Primitive(Operation[P]):
         if self.precision and mode.autocast:
             args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
-        count = 0
+        count, optional = 0, self.required - self.sequence  # None may stand from there on
         if self.sequence:
             listed = self.checked(values[0], self.names[0])
             count = len(listed)
@@ -233,7 +233,7 @@ class Primitive(Operation[P]):
                 raw.append(value._data)
                 if value._requires_grad:
                     wrt.append(position)
-            elif type(value) in PLAIN or position < count:
+            elif type(value) in PLAIN or position < count or (value is None and position - count >= optional):
                 raw.append(value)
             else:
                 raw.append(self.checked(value, self.names[position - count + 1 if count else position]))

@@ -402,3 +402,15 @@ def test_a_save_that_fails_says_the_number_of_the_fault(monkeypatch: pytest.Monk
         mg.save("a", {"x": np.zeros(1)})
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, os.path.realpath("a"))
     assert mg.load("a")["x"].tolist() == [1] and sorted(os.listdir()) == ["README.md", "a"]
+
+
+PRIMITIVES = {name: op for name, op in mg.core.REGISTRY.items() if isinstance(op, mg.core.Primitive)}
+ON_ARRAYS = [n for n, op in PRIMITIVES.items() if op.parameters[op.names[0]].annotation in ("Array", "Sequence[Array]")]
+
+
+@pytest.mark.parametrize("name", ON_ARRAYS)
+def test_none_is_no_array(name: str) -> None:
+    """NumPy would take it for a NaN here and there."""
+    operation = PRIMITIVES[name]
+    with pytest.raises(TypeError, match=r"(?s)Expected: .*None"):
+        operation(*[None] * operation.required)

@@ -404,7 +404,7 @@ def test_a_save_that_fails_says_the_number_of_the_fault(monkeypatch: pytest.Monk
     assert mg.load("a")["x"].tolist() == [1] and sorted(os.listdir()) == ["README.md", "a"]
 
 
-PRIMITIVES = {name: op for name, op in mg.core.REGISTRY.items() if isinstance(op, mg.core.Primitive)}
+PRIMITIVES = {name: op for name, op in mg.REGISTRY.items() if isinstance(op, mg.core.Primitive)}
 ON_ARRAYS = [n for n, op in PRIMITIVES.items() if op.parameters[op.names[0]].annotation in ("Array", "Sequence[Array]")]
 
 

@@ -21,6 +21,7 @@ Function = Callable[..., Any]
 
 
 def several(args: Any) -> tuple[Any, ...]:
+    """The arguments of a function as a tuple: a list of them, or one alone."""
     return tuple(args) if isinstance(args, tuple | list) else (args,)
 
 

@@ -68,12 +68,11 @@ def _forward(x: Any, w1: Any, w3: Any, w2: Any, needs: tuple[bool, ...] = (False
     rows, w1, w3, w2 = (as_matrix(a, work) for a in (x, w1, w3, w2))
     out, keep = np.empty((*np.shape(x)[:-1], len(w2)), work), any(needs)
     result = matrix_of(out)
-    gate, up = np.empty((2, len(rows), len(w1)), work) if keep else (None, None)
+    gate, up = kept = np.empty((2, len(rows) if keep else 0, len(w1)), work)
 
     def body(a: int, b: int) -> None:
-        g, u, h = (scratch((b - a, len(w1)), work, key) for key in ("gate", "up", "rows"))
-        if gate is not None and up is not None:
-            g, u = gate[a:b], up[a:b]
+        h = scratch((b - a, len(w1)), work, "rows")
+        g, u = kept[:, a:b] if keep else scratch((2, b - a, len(w1)), work, "ffn gate and up")
         np.matmul(rows[a:b], w1.T, out=g)
         np.matmul(rows[a:b], w3.T, out=u)
         logistic(g, out=h)

@@ -117,10 +117,10 @@ FULL: dict[str, Any] = {
     "d_ff": 768,
     "dropout": 0.1,
     "batch_size": 128,
-    "learning_rate": 1e-3,
-    "warmup_iters": 1000,
-    "max_iters": 15000,
-    "checkpoint_interval": 300,
+    "learning_rate": 1.5e-3,
+    "warmup_iters": 700,
+    "max_iters": 7000,
+    "checkpoint_interval": 140,
 }
 
 

@@ -1,30 +1,62 @@
 """Makes the simulated GPU the default device, so that tests written for the CPU run on it.
 
+What a test hands to an operation, a layer or a gradient as NumPy's is moved there; what the library hands on is not.
 Test code may turn device arrays into NumPy's implicitly, so that it can compare them; the library may not.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import minigrad.random
+import nn
+import nn.functional
+from minigrad.backend import to_device
+from minigrad.core import Primitive
+from minigrad.fused import Fused
+from minigrad.registry import Composite
+from minigrad.tensor import Tensor
 from simulated import device
 
-TESTS = Path(__file__).parent.parent
+TESTS = str(Path(__file__).parent.parent)
 HERE = (str(Path(__file__).parent), str(Path(np.__file__).parent))
+HANDING_ON = tuple(
+    str(sys.modules[f"minigrad.{name}"].__file__) for name in ("core", "explain", "fused", "registry", "tensor")
+)
 
 
-def called_by_a_test() -> bool:
+def called_by_a_test(through: tuple[str, ...] = HERE) -> bool:
     """Whether the nearest frame outside of NumPy and of the simulated device is one of a test, or of its tools."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(HERE):
+    while frame.f_code.co_filename.startswith(through):
         frame = frame.f_back  # type: ignore[assignment]
     name = frame.f_code.co_filename
-    return name.startswith(str(TESTS)) or "pytest" in name or "torch" in name
+    return name.startswith((TESTS, "<doctest")) or "pytest" in name or "torch" in name
+
+
+def moved(value: Any) -> Any:
+    """``value`` with the arrays in it on the default device."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return to_device(value, "cuda:0")
+    return type(value)(map(moved, value)) if type(value) in (list, tuple) else value
+
+
+def taking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which gets what a test hands in on the default device."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if called_by_a_test((*HERE, *HANDING_ON)):
+            args, kwargs = moved(args), {key: moved(value) for key, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return call
 
 
 def make_default() -> None:
@@ -42,4 +74,9 @@ def make_default() -> None:
 
     tensor.as_array = creation.as_array = as_array
     creation.check_device = minigrad.random.check_device = check_device
+    for kind in (Composite, Primitive, Fused, nn.Module):
+        kind.__call__ = taking(kind.__call__)  # type: ignore[method-assign]
+    for name in nn.functional.__all__:
+        setattr(nn.functional, name, taking(getattr(nn.functional, name)))
+    Tensor.grad = Tensor.grad.setter(taking(Tensor.grad.fset))  # type: ignore
     device.lenient = called_by_a_test

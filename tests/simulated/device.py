@@ -214,8 +214,13 @@ class ndarray:
         return int(self._host)
 
     def __repr__(self) -> str:
-        wait()
-        return repr(self._host)
+        return repr(self.get())
+
+    def __str__(self) -> str:
+        return str(self.get())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.get(), spec)
 
     # what is refused
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:

@@ -29,8 +29,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cpu_only(reason): about memory, threads or kernels of the CPU")
     if config.getoption("--device") == "simulated":
         make_default()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--device") == "simulated":
+        for item in items:
+            for mark in item.iter_markers("cpu_only"):
+                item.add_marker(pytest.mark.skip(reason=f"on the CPU only: {mark.args[0]}"))
 
 
 def _modes() -> dict[str, Any]:

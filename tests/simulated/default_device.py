@@ -6,6 +6,7 @@ Test code may turn device arrays into NumPy's implicitly, so that it can compare
 
 from __future__ import annotations
 
+import doctest
 import functools
 import sys
 from collections.abc import Callable
@@ -63,7 +64,7 @@ def make_default() -> None:
     """Install the device, for good, and create arrays on it where no device is named."""
     sys.modules["cupy"] = device.cupy
     tensor, creation = sys.modules["minigrad.tensor"], sys.modules["minigrad.creation"]
-    plain_as_array, plain_check = tensor.as_array, tensor.check_device
+    plain_as_array, plain_check, plain_operand = tensor.as_array, tensor.check_device, tensor.operand
 
     def as_array(data: Any, dtype: Any, where: Any, copy: bool) -> Any:
         held = getattr(data, "_data", data)
@@ -72,11 +73,21 @@ def make_default() -> None:
     def check_device(where: Any) -> str:
         return plain_check(where or "cuda")
 
+    def operand(value: Any, what: str) -> Any:
+        found = plain_operand(value, what)
+        return moved(found) if called_by_a_test((*HERE, *HANDING_ON)) else found
+
     tensor.as_array = creation.as_array = as_array
+    tensor.operand = operand
     creation.check_device = minigrad.random.check_device = check_device
     for kind in (Composite, Primitive, Fused, nn.Module):
         kind.__call__ = taking(kind.__call__)  # type: ignore[method-assign]
-    for name in nn.functional.__all__:
-        setattr(nn.functional, name, taking(getattr(nn.functional, name)))
+    for module, names in ((minigrad, ["gradcheck", "gradgradcheck"]), (nn.functional, nn.functional.__all__)):
+        for name in names:
+            setattr(module, name, taking(getattr(module, name)))
+    plain_check_output = doctest.OutputChecker.check_output  # the examples print what lies on the CPU
+    doctest.OutputChecker.check_output = lambda self, want, got, flags: plain_check_output(
+        self, want, got.replace(", device='cuda:0'", ""), flags
+    )
     Tensor.grad = Tensor.grad.setter(taking(Tensor.grad.fset))  # type: ignore
     device.lenient = called_by_a_test

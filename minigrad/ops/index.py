@@ -229,7 +229,7 @@ def put_along_axis(x: Array, indices: Array, values: Array, axis: int = -1) -> A
     """
     xp = array_module(x, values)
     out = xp.array(x, dtype=xp.result_type(x, values))
-    return _last_of(out, indices, values, axis)
+    return _last_of(out, placed(_grid(indices, axis, out.shape), out)[axis], values, axis)
 
 
 def _last_of(out: Array, indices: Array, values: Array, axis: int) -> Array:
@@ -255,7 +255,7 @@ def _put_back_x(g: Array, indices: Array, axis: int) -> Array:
 
 
 def _put_back_values(g: Array, indices: Array, values_shape: Any, x_shape: Any, axis: int) -> Array:
-    stays = _stays(indices, axis, x_shape)
+    stays = _stays(beside(indices, raw(g)), axis, x_shape)
     return unbroadcast(where(stays, take_along_axis(g, indices, axis), 0), values_shape)
 
 

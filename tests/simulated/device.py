@@ -286,7 +286,9 @@ class ndarray:
     def __iter__(self) -> Iterator[ndarray]:
         return (self[i] for i in range(len(self)))
 
-    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:
         return self._host.__dlpack__(max_version=max_version) if max_version else self._host.__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, error, random
+from kernels.kernel_checks import check, check_threads, derived, error, of_the_threads, random
 
 import minigrad as mg
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
@@ -200,6 +200,7 @@ def test_second_order():
     np.testing.assert_allclose(hessian, np.diag(p) - np.outer(p, p), atol=1e-15)
 
 
+@of_the_threads
 def test_threads():
     x, w = (a.astype(np.float32) for a in random((2048, 64), (256, 64)))
     targets = ids((2048,), 256, -100)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, of_the_threads, random
 
 from minigrad.errors import ShapeError
 from minigrad.kernels.layer_norm import layer_norm
@@ -44,6 +44,7 @@ def test_empty(shape):
     np.testing.assert_array_equal(gb, np.zeros(shape[-1:]))
 
 
+@of_the_threads
 def test_threads():
     x, w, b = (a.astype(np.float32) for a in random((4096, 256), (256,), (256,)))
     check_threads(layer_norm, [x, None, w, b])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, of_the_threads, random
 
 from minigrad.errors import ShapeError
 from minigrad.kernels.rms_norm import rms_norm
@@ -57,6 +57,7 @@ def test_only_what_is_needed():
         np.testing.assert_array_equal(leaf.grad, expected)
 
 
+@of_the_threads
 def test_threads():
     x, w = random((4096, 256), (256,))
     check_threads(rms_norm, [x.astype(np.float32), None, w.astype(np.float32)])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, of_the_threads, random
 
 import minigrad as mg
 from minigrad.errors import AxisError
@@ -74,6 +74,7 @@ def test_empty(operation, shape, axis):
 
 
 @both
+@of_the_threads
 def test_threads(operation):
     check_threads(operation, [a.astype(np.float32) for a in random((4096, 256))])
 

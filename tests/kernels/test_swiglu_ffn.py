@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, of_the_threads, random
 
 from minigrad.errors import ShapeError
 from minigrad.kernels import swiglu_ffn as module
@@ -73,6 +73,7 @@ def test_half_precision_is_computed_in_float32():
         np.testing.assert_allclose(ours, theirs, rtol=2**-10, atol=2**-12)
 
 
+@of_the_threads
 def test_threads():
     check_threads(swiglu_ffn, [a.astype(np.float32) for a in arguments((1500,), 64, 344, 64)], blas_alone=True)
 

@@ -125,6 +125,7 @@ def test_read_only_and_strided_gradients():
     np.testing.assert_allclose(params[1].grad, np.arange(6.0).reshape(2, 3).T / norm, rtol=1e-6)
 
 
+@pytest.mark.cpu_only("threads of the CPU")
 def test_the_same_bits_on_one_and_two_threads():
     rng = np.random.default_rng(0)
     gradients = [rng.standard_normal(shape).astype("float32") for shape in ((900, 700), (5,), (300000,))]

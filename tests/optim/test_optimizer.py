@@ -225,6 +225,7 @@ def test_zero_grad():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("make", "options"), ALL)
+@pytest.mark.cpu_only("threads of the CPU")
 def test_the_same_bits_on_any_number_of_threads_and_any_tiles(make, options, dtype, monkeypatch):
     def run(threads, tile):
         parallel.set_num_threads(threads)

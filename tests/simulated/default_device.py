@@ -20,6 +20,7 @@ import minigrad.random
 import nn
 import nn.functional
 import nn.losses
+from minigrad import observe
 from minigrad.backend import to_device
 from minigrad.core import Primitive
 from minigrad.fused import Fused
@@ -94,4 +95,5 @@ def make_default() -> None:
         self, want, got.replace(", device='cuda:0'", ""), flags
     )
     Tensor.grad = Tensor.grad.setter(taking(Tensor.grad.fset))  # type: ignore
+    observe.OURS += (HERE[0],)  # whose lines an error does not name
     device.lenient = called_by_a_test

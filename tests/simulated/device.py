@@ -229,7 +229,7 @@ class ndarray:
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         if not lenient():
             raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
-        return self._host if dtype is None else self._host.astype(dtype)
+        return np.array(self._host, dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or ufunc.__name__ not in UFUNCS:

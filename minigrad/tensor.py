@@ -27,7 +27,7 @@ from minigrad.backend import (
     to_numpy,
 )
 from minigrad.backward import backward
-from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, IndexRangeError, ShapeError
+from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, ShapeError
 from minigrad.explain import FOREIGN, describe, explained, translate
 from minigrad.habits import unknown_name
 from minigrad.kernels.softmax import log_softmax, softmax
@@ -362,8 +362,6 @@ class Tensor:
         try:
             place = ops.placed(ops.plain_index(index), self._data)
             self._data[place] = to_device(new, self.device) if is_array(new) else new
-        except IndexRangeError:
-            raise
         except FOREIGN as error:
             call = f"{describe(self)}[{describe(index)}] = {describe(value)}"
             raise translate(call, "x[index] = values", (self,), error) from None

@@ -28,7 +28,7 @@ from minigrad.registry import Composite
 from minigrad.tensor import Tensor
 from simulated import device
 
-TESTS = str(Path(__file__).parent.parent)
+TESTS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("tests", "docs"))
 HERE = (str(Path(__file__).parent), str(Path(np.__file__).parent))
 HANDING_ON = tuple(
     str(sys.modules[f"minigrad.{name}"].__file__) for name in ("core", "explain", "fused", "registry", "tensor")
@@ -42,7 +42,7 @@ def called_by_a_test(through: tuple[str, ...] = HERE) -> bool:
     while frame.f_code.co_filename.startswith(through):
         frame = frame.f_back  # type: ignore[assignment]
     name = frame.f_code.co_filename
-    return name.startswith((TESTS, "<doctest")) or "pytest" in name or "torch" in name
+    return name.startswith((*TESTS, "<doctest")) or "pytest" in name or "torch" in name
 
 
 def moved(value: Any) -> Any:

@@ -40,6 +40,7 @@ def test_half_precision_multiplies_in_float32():
         np.testing.assert_allclose(ours, theirs, rtol=2**-10)
 
 
+@pytest.mark.cpu_only("memory of the CPU")
 def test_gradients_are_fresh():
     """No gradient shares memory with the upstream gradient, the arguments, or another gradient."""
     upstream = np.ones((4, 3))

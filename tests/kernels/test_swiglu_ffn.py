@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, of_the_threads, random
+from kernels.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
 
 from minigrad.errors import ShapeError
 from minigrad.kernels import swiglu_ffn as module
@@ -17,7 +17,7 @@ def arguments(lead, d_in, d_ff, d_out):
     return random((*lead, d_in), (d_ff, d_in), (d_ff, d_in), (d_out, d_ff))
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (5, 500)])
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), many_rows((5, 500))])
 @pytest.mark.parametrize(("d_in", "d_ff", "d_out"), [(1, 1, 1), (5, 33, 3), (16, 65, 16)])
 def test_is_torch(lead, d_in, d_ff, d_out):
     """Also with several chunks and tiles, the last ones shorter."""

@@ -34,6 +34,7 @@ def test_one_gradient_alone(wanted, monkeypatch):
     np.testing.assert_allclose(alone, full[wanted], rtol=1e-13)
 
 
+@pytest.mark.cpu_only("a kernel that the CPU alone has")
 def test_keeps_two_arrays_as_wide_as_the_hidden_layer():
     import minigrad as mg
 
@@ -63,6 +64,7 @@ def test_far_out():
     np.testing.assert_array_equal(gx, [[0], [2e4]])
 
 
+@pytest.mark.cpu_only("a kernel that the CPU alone has")
 def test_half_precision_is_computed_in_float32():
     args = [a.astype(np.float16) for a in arguments((5,), 8, 16, 4)]
     wide = [a.astype(np.float64) for a in args]

@@ -152,7 +152,7 @@ def test_modes_gradients_freezing_and_casts_reach_all_modules():
     assert net.to("float64") is net
     assert {p.dtype.name for p in net.parameters()} == {"float64"}
     assert net.count.dtype == np.int64
-    assert net.to(device="cpu", dtype=np.float32).table.dtype == np.float32
+    assert net.to(device=parameters[0].device, dtype=np.float32).table.dtype == np.float32
     assert all(p is q for p, q in zip(parameters, net.parameters(), strict=True))
     net.requires_grad_(False)
     assert not net(mg.ones((1, 3))).requires_grad
@@ -197,7 +197,12 @@ def test_forward_hooks_see_and_replace_inputs_and_output():
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def unpickled(net):
+    """The pickled net; a pickle comes back on the CPU."""
+    return pickle.loads(pickle.dumps(net)).to(device=net.gain.device)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, unpickled])
 def test_a_copy_is_independent_and_keeps_tying_and_names(duplicate):
     net = Net().eval()
     net.layers[1].requires_grad_(False)

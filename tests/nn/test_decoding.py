@@ -188,7 +188,7 @@ def exhaustive(model, prompt, count, alpha, eos, source=None):
         if new and (new[-1] == eos or len(new) == count):
             found.append(([*prompt, *new], total, total / ((5 + len(new)) / 6) ** alpha))
             return
-        logits = logits_of(model, [*prompt, *new], source)
+        logits = np.asarray(logits_of(model, [*prompt, *new], source))
         log_p = logits - logits.max()
         log_p -= math.log(np.exp(log_p).sum())
         for token in range(VOCAB):

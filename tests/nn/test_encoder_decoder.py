@@ -44,7 +44,7 @@ def taken_over(theirs, ours):
     with torch.no_grad():
         for here, there, part in pairs:
             here.data = np.random.default_rng(len(here.data)).standard_normal(here.shape) / 3
-            there[part] = torch.tensor(here.data)
+            there[part] = torch.tensor(here.numpy())
     return pairs
 
 
@@ -67,7 +67,7 @@ class TorchModel(torch.nn.Module):
             else:
                 getattr(self.model, half).norm = None
         self.tables = torch.nn.ParameterList(
-            torch.tensor(table.weight.data) for table in (ours.src_embeddings, ours.tgt_embeddings, ours.lm_head)
+            torch.tensor(table.weight.numpy()) for table in (ours.src_embeddings, ours.tgt_embeddings, ours.lm_head)
         )
         self.pairs += [
             (here.weight, there, slice(None))
@@ -283,7 +283,7 @@ def test_the_loss_is_that_of_the_logits_whatever_the_head(change):
     else:
         model.lm_head = nn.Sequential(nn.Linear(12, 5, dtype="float64"), nn.Linear(5, 13, dtype="float64"))
     expected = TF.cross_entropy(
-        torch.tensor(model(SOURCE, TARGET).data).reshape(-1, 13),
+        torch.tensor(model(SOURCE, TARGET).numpy()).reshape(-1, 13),
         torch.tensor(LABELS).reshape(-1),
         ignore_index=PAD,
         label_smoothing=0.1,

@@ -199,6 +199,21 @@ class Job:
             return [(part, slice(0, h)) for part in _split(n, heads // h)]
         return [(slice(b, b + 1), part) for b in range(n) for part in _split(h, max(1, heads))]
 
+    def at_once(self) -> bool:
+        """Whether one block of one tile holds all scores of a head."""
+        return self.rows[3] <= self.step and self.k.shape[2] <= self.part
+
+    def operands(self, n: slice, h: slice) -> tuple[Array, Array, float]:
+        """Keys and values of some heads, and the factor that the scores still need.
+
+        Several tiles of queries read copies that lie close together, with the scale in the keys.
+        """
+        k, v = self.k[n, h], self.v[n, h]
+        if self.rows[3] <= self.step:
+            return k, v, self.scale
+        keys = np.multiply(k, self.scale, out=scratch(k.shape, k.dtype, "attention keys"))
+        return keys, np.positive(v, out=scratch(v.shape, v.dtype, "attention values")), 1.0
+
     def tiles(self) -> Iterator[tuple[slice, list[Block]]]:
         """The queries of each tile and the blocks of keys that they see.
 
@@ -220,11 +235,13 @@ class Job:
         seen = _count(self.rows[3], self.k.shape[2], self.step, self.left, self.right)
         return float(seen * math.prod(self.rows[:3]) * (2 + products * self.q.shape[-1] / 32))
 
-    def scores(self, at: Place, block: Block, queries: Array, keys: Array) -> Array:
-        """The scores (n, h, g·i, j) of a block, -inf where attention isn't allowed."""
+    def scores(self, at: Place, block: Block, queries: Array, keys: Array, scale: float) -> Array:
+        """The scores (n, h, g·i, j) of a block, times ``scale``, and -inf where attention isn't allowed."""
         n, h, rows, _ = queries.shape
         scores = scratch((n, h, rows, block.j.stop - block.j.start), queries.dtype, "attention scores")
         np.matmul(queries, keys[:, :, block.j].swapaxes(-1, -2), out=scores)
+        if scale != 1:
+            scores *= scale
         if self.mask is None and not block.hidden:
             return scores
         tile = scores.reshape(n, h, self.rows[2], rows // self.rows[2], scores.shape[-1])
@@ -237,13 +254,6 @@ class Job:
         for columns, hidden in block.hidden:
             np.copyto(tile[..., columns], -np.inf, where=hidden)
         return scores
-
-    def weights(self, at: Place, block: Block, queries: Array, keys: Array, shift: Array | None) -> Array:
-        """E = exp(scores - shift) of a block, in place of the scores."""
-        scores = self.scores(at, block, queries, keys)
-        if shift is not None:
-            scores -= shift
-        return np.exp(scores, out=scores)
 
     def dropout(self, at: Place, j: slice, shape: tuple[int, ...]) -> Array:
         """The factors of a tile's weights, 0 or 1/(1 - p)."""

@@ -21,6 +21,7 @@ from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rope import apply_rope
 from minigrad.kernels.softmax import log_softmax, softmax
+from minigrad.kernels.relu import relu
 from minigrad.kernels.swiglu import silu, swiglu
 
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
@@ -56,7 +57,7 @@ CASES = [
     Case(layer_norm, ((4, 24), None, None, (24,)), both("layer_norm")),
     *[Case(op, (s, axis), pair("softmax", name)) for op, name in ((softmax, "softmax"), (log_softmax, "log_softmax"))
       for s, axis in [((3, 8), -1), ((2, 5, 7), 1), ((1, 5000), -1), ((300, 40), -1), ((6,), 0)]],
-    *[Case(op, (s,), pair("elementwise", op.name)) for op in (silu, gelu) for s in [(3, 8), (7,), (2, 3, 5), ()]],
+    *[Case(op, (s,), pair("elementwise", op.name)) for op in (relu, silu, gelu) for s in [(3, 8), (7,), (2, 3, 5), ()]],
     Case(gelu, ((70, 30), "tanh"), pair("elementwise", "gelu")),
     *[Case(swiglu, (s, s), pair("elementwise", "swiglu")) for s in [(3, 8), (7, 11), (50, 64)]],
     *[Case(cross_entropy, ((3, 7, 40), ids), both("cross_entropy"), options)

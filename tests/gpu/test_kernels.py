@@ -18,10 +18,10 @@ from minigrad.kernels.gelu import gelu
 from minigrad.kernels.layer_norm import layer_norm
 from minigrad.kernels.linear import linear
 from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
+from minigrad.kernels.relu import relu
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rope import apply_rope
 from minigrad.kernels.softmax import log_softmax, softmax
-from minigrad.kernels.relu import relu
 from minigrad.kernels.swiglu import silu, swiglu
 
 DTYPES = ["float64", "float32", "float16", "bfloat16"]

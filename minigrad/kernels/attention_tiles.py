@@ -201,7 +201,7 @@ class Job:
 
     def at_once(self) -> bool:
         """Whether one block of one tile holds all scores of a head."""
-        return self.rows[3] <= self.step and self.k.shape[2] <= self.part
+        return bool(self.rows[3] <= self.step and self.k.shape[2] <= self.part)
 
     def operands(self, n: slice, h: slice) -> tuple[Array, Array, float]:
         """Keys and values of some heads, and the factor that the scores still need.

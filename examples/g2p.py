@@ -118,9 +118,9 @@ FULL: dict[str, Any] = {
     "dropout": 0.1,
     "batch_size": 128,
     "learning_rate": 1.5e-3,
-    "warmup_iters": 700,
-    "max_iters": 7000,
-    "checkpoint_interval": 140,
+    "warmup_iters": 600,
+    "max_iters": 6000,
+    "checkpoint_interval": 120,
 }
 
 

@@ -94,7 +94,8 @@ def _one_pass(
     scale = scale.astype(work, copy=False)
     losses = np.empty(len(rows), work)
     gx = np.empty(x.shape, work) if needs[0] else None
-    gweight = np.zeros(table.shape, work) if needs[1] else None
+    new = np.empty if len(rows) else np.zeros  # the first chunk writes it
+    gweight = new(table.shape, work) if needs[1] else None
     step = max(1, min(len(rows), CHUNK_BYTES // (len(table) * work.itemsize)))
     for start in range(0, len(rows), step):
         chunk = slice(start, min(start + step, len(rows)))

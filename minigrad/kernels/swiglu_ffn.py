@@ -91,12 +91,13 @@ def _backward(
     """With h = silu(gate) up and dh = g w2: dw2 = gᵀ h, dw1 = dgateᵀ x, dw3 = dupᵀ x, dx = dgate w1 + dup w3."""
     work = gate.dtype
     rows, upstream, *weights = (as_matrix(a, work) for a in (x, g, w1, w3, w2))
-    gradients = [np.zeros(a.shape, work) if need else None for a, need in zip((x, w1, w3, w2), needs, strict=True)]
+    new = np.empty if len(rows) else np.zeros  # the first chunk writes them
+    gradients = [new(a.shape, work) if need else None for a, need in zip((x, w1, w3, w2), needs, strict=True)]
     gx = None if gradients[0] is None else matrix_of(gradients[0])
     for start in range(0, len(rows), CHUNK):
         chunk = slice(start, min(start + CHUNK, len(rows)))
         arrays = (rows[chunk], upstream[chunk], gate[chunk], up[chunk])
-        _add_gradients(*arrays, weights, None if gx is None else gx[chunk], gradients[1:])
+        _add_gradients(*arrays, weights, None if gx is None else gx[chunk], gradients[1:], fresh=start == 0)
     return tuple(
         None if a is None else rounded(a, like.dtype) for a, like in zip(gradients, (x, w1, w3, w2), strict=True)
     )
@@ -110,8 +111,9 @@ def _add_gradients(
     weights: Sequence[Array],
     gx: Array | None,
     totals: Sequence[Array | None],
+    fresh: bool,
 ) -> None:
-    """Write the gradient of the rows x to gx, and add those of the weights to totals."""
+    """Write the gradient of the rows x to gx, and those of the weights to totals, or add them if not ``fresh``."""
     w1, w3, w2 = weights
     hidden, dgate, dup = (scratch(gate.shape, gate.dtype, key) for key in ("ffn hidden", "ffn dgate", "ffn dup"))
 
@@ -132,7 +134,9 @@ def _add_gradients(
 
     _over_tiles(body, len(x), w1, w2)
     for total, a, b in zip(totals, (dgate, dup, g), (x, x, hidden), strict=True):
-        if total is not None:
+        if total is not None and fresh:
+            np.matmul(a.T, b, out=total)
+        elif total is not None:
             total += np.matmul(a.T, b, out=scratch(total.shape, total.dtype, "ffn weight"))
 
 

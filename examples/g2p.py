@@ -103,8 +103,8 @@ class Config(TrainingFlags):
 SMALL: dict[str, Any] = {
     "batch_size": 64,
     "learning_rate": 2e-3,
-    "warmup_iters": 300,
-    "max_iters": 3500,
+    "warmup_iters": 200,
+    "max_iters": 2500,
     "eval_interval": 1000,
     "checkpoint_interval": 100,
     "keep_checkpoints": 5,

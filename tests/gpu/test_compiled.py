@@ -20,13 +20,14 @@ from minigrad.backend import as_dtype
 SOURCES = sorted([*kernels.HERE.glob("*.cu"), *Path(optim.__file__).parent.glob("*.cu")])
 TARGETS = ["80", "90"]
 PACKS = {"rope.cu": 2, "attention.cu": 4}  # those that don't load 16 bytes at a time
+ATTENTION = [(("HEAD", h), ("MASK", m), ("DROPOUT", m)) for h in (64, 128) for m in (0, 1)]
 needs_nvrtc = pytest.mark.skipif(nvidia.NVRTC is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
 needs_ptxas = pytest.mark.skipif(nvidia.PTXAS is None, reason="needs ptxas: pip install nvidia-cuda-nvcc-cu12")
 
 
 def variants(path: Path) -> Iterator[tuple[Any, int, tuple[tuple[str, int], ...]]]:
     """The dtypes, packs and other choices for which a source is compiled."""
-    heads = (64, 128) if path.name == "attention.cu" else (None,)
+    choices = ATTENTION if path.name == "attention.cu" else [()]
     for name in ("float32", "float64", "float16", "bfloat16"):
         if name == "bfloat16":
             pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
@@ -34,8 +35,8 @@ def variants(path: Path) -> Iterator[tuple[Any, int, tuple[tuple[str, int], ...]
         if path.name == "attention.cu" and dtype == np.float64:
             continue
         for pack in sorted({1, PACKS.get(path.name, 16 // dtype.itemsize)}):
-            for head in heads:
-                yield dtype, pack, () if head is None else (("HEAD", head),)
+            for defines in choices:
+                yield dtype, pack, defines
 
 
 @needs_nvrtc

@@ -1,6 +1,6 @@
 """Every kernel by NVIDIA's own compiler, for two generations of GPUs, with warnings as errors.
 
-``PYTHONPATH=.:tests python tests/gpu/test_compiled.py`` prints registers and spills of each kernel.
+``report.py`` prints registers and spills of each kernel.
 """
 
 from __future__ import annotations
@@ -55,13 +55,3 @@ def test_an_error_and_a_warning_are_noticed() -> None:
     for code in ("__global__ void f() { undefined(); }", "__global__ void f() { int unused; }"):
         with pytest.raises(RuntimeError, match=r"undefined|never referenced"):
             nvidia.to_ptx(code, ("-std=c++17",), "90")
-
-
-if __name__ == "__main__":
-    print(f"{'kernel':36}{'registers':>10}{'spilled':>9}{'shared':>8}   (bfloat16, sm_90)")
-    for source in SOURCES:
-        *_, (dtype, pack, defines) = variants(source)
-        ptx = nvidia.to_ptx(kernels.source(source), kernels.options(dtype, pack, defines), "90")
-        for report in sorted(nvidia.assemble(ptx, "90")):
-            label = f"{source.name}: {report.name}" + "".join(f" {k}={v}" for k, v in defines)
-            print(f"{label:36}{report.registers:10}{report.spilled:9}{report.shared:8}")

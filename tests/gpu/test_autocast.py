@@ -14,6 +14,7 @@ import nn
 import optim
 from minigrad.backend import as_dtype, to_numpy
 from minigrad.errors import ArgumentError, DTypeError, GraphError, StateError
+from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
 from nn import functional as F
 
 HALVES = ["float16", "bfloat16"]
@@ -64,6 +65,48 @@ def test_a_model_is_close_to_float32_and_to_torch_in_mixed_precision(device: str
     for name, g in wide.items():
         assert narrow[name].dtype == np.float32
         assert np.abs(narrow[name] - g).max() < 16 * eps * np.abs(g).max(), name
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_head_is_a_linear_layer_and_a_loss(device: str, reduction: str, half: Any, gpu: Any) -> None:
+    """Its products are in half precision, on both devices, wherever the backward pass runs; the loss is in float32."""
+    draw, ids = np.random.default_rng(0).standard_normal, np.arange(12).reshape(3, 4) % 5
+    data = draw((3, 4, 8)), draw((5, 8))
+    found = []
+    for fused, dtype in ((True, half), (False, half), (False, "float32")):
+        x, w = (mg.Tensor(a, dtype="float32", device=device, requires_grad=True) for a in data)
+        with mg.autocast(dtype):
+            loss = (
+                linear_cross_entropy(x, w, ids, reduction=reduction)
+                if fused
+                else F.cross_entropy(F.linear(x, w), ids, reduction=reduction)
+            )
+        loss.sum().backward()
+        assert loss.dtype == np.float32
+        found.append([loss.numpy(), *(to_numpy(t.grad) for t in (x, w))])
+    eps = float(np.finfo(np.float16).eps if half == np.float16 else 2.0**-7)
+    ours, composed, exact = found
+    np.testing.assert_allclose(ours[0], composed[0], rtol=1e-6)
+    assert (ours[0] != exact[0]).all()
+    for a, b in zip(ours[1:], composed[1:], strict=True):
+        assert a.dtype == np.float32
+        np.testing.assert_allclose(a, b, atol=2 * eps * np.abs(b).max())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_gradient_of_a_mean_over_many_rows_does_not_vanish_in_float16(device: str, gpu: Any) -> None:
+    """A class that is no target gets 2⁻²⁰ of it from each row; float16 ends at 2⁻²⁴."""
+    draw = np.random.default_rng(0).standard_normal
+    data, ids = (draw((1024, 2)), draw((1024, 2))), np.zeros(1024, np.int64)
+    found = []
+    for dtype in ("float16", "float32"):
+        x, w = (mg.Tensor(a, dtype="float32", device=device, requires_grad=True) for a in data)
+        with mg.autocast(dtype):
+            linear_cross_entropy(x, w, ids).backward()
+        found.append(to_numpy(w.grad)[1:])
+    half, exact = found
+    np.testing.assert_allclose(half, exact, atol=2.0**-9 * np.abs(exact).max())
 
 
 def test_a_checkpoint_computes_again_in_the_precision_of_the_first_time(half: Any) -> None:

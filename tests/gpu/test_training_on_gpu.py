@@ -14,6 +14,7 @@ import training_loop
 import minigrad as mg
 import nn
 import optim
+from minigrad.backend import to_numpy
 
 FLAGS = [
     *("--n-layer", "2", "--n-head", "2", "--n-embd", "32", "--block-size", "16", "--batch-size", "4"),
@@ -95,3 +96,22 @@ def test_ids_that_do_not_fit_are_refused_before_they_are_uploaded(gpu: Any) -> N
             model(mg.Tensor(ids, device="cuda"))
         with pytest.raises(IndexError, match="every class from 0 to 9"):
             model.loss(np.array([[1, 2]]), np.array(ids))
+
+
+def test_an_encoder_decoder_with_padding_and_dropout_is_the_same_by_kernels(gpu: Any) -> None:
+    """Masks of padding and dropout, also of weights of attention, are taken by the kernels, and drop the same."""
+    source, target = np.array([[3, 4, 5, 0], [1, 2, 0, 0]]), np.array([[1, 2, 3], [4, 5, 0]])
+    options: dict[str, Any] = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "pad_id": 0}
+    found, state = [], None
+    for device in ("cpu", "cuda"):
+        model = nn.Transformer(20, 20, **options, attention_dropout=0.3, device=device)
+        state = state or {name: np.asarray(value) for name, value in model.state_dict().items()}
+        model.load_state_dict(state)
+        mg.random.seed(5)
+        with mg.profile() as p:
+            out = model(source, target)
+            (out * out).sum().backward()
+        assert not [row.label for row in p.rows if row.label == "attention (definition)"]
+        found.append([out.numpy(), *(to_numpy(q.grad) for q in model.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * max(1, np.abs(theirs).max()))

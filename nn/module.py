@@ -195,10 +195,9 @@ class Module:
         wrong = [f"{n} {np.shape(value)}, not {t.shape}" for n, t, value in pairs if np.shape(value) != t.shape]
         faults = {"missing": missing, "unexpected": unexpected} if strict else {}
         faults |= {"wrong shape": wrong, "different values of one tied parameter": [] if wrong else _conflicts(pairs)}
-        if any(faults.values()):
-            got = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
-            hint = "strict=False permits names that are missing or unexpected"
-            raise StateError(f"the {len(own)} names and shapes of this {type(self).__name__}", got, hint)
+        if kinds := [kind for kind, names in faults.items() if names]:
+            got = "; ".join(f"{kind}: {_listed(faults[kind])}" for kind in kinds)
+            raise StateError(f"the {len(own)} names and shapes of this {type(self).__name__}", got, HINTS[kinds[-1]])
         new = [(tensor, Tensor(value, dtype=tensor.dtype, device=tensor.device)) for _, tensor, value in pairs]
         for tensor, value in new:
             tensor.data = value
@@ -304,6 +303,13 @@ class Module:
             lines += [label + text for label in labels]
         body = "\n".join(lines).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {body}\n)"
+
+
+HINTS = {
+    **dict.fromkeys(("missing", "unexpected"), "strict=False permits names that are missing or unexpected"),
+    "wrong shape": "make the module with the sizes that the arrays have",
+    "different values of one tied parameter": "one of its names is enough",
+}
 
 
 def _once(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

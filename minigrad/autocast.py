@@ -52,7 +52,8 @@ class autocast:
     def __init__(self, dtype: DType) -> None:
         found = as_dtype(dtype)
         if not is_half(found) and found not in (np.float32, np.float64):
-            raise DTypeError("'bfloat16' or 'float16', or 'float32' for none", str(found))
+            hint = "the dtype of the products, not of the weights"
+            raise DTypeError("'bfloat16' or 'float16', or 'float32' for none", str(found), hint)
         self._dtype = found if is_half(found) else None
         self._before: list[Any] = []
 

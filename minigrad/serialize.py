@@ -133,7 +133,8 @@ def _array(file: Any, path: str | os.PathLike[str], name: str) -> Array:
     try:
         return file.get_tensor(name)
     except (TypeError, AttributeError):  # as NumPy complains
-        raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}") from None
+        hint = "what wrote the file can cast them"
+        raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}", hint) from None
 
 
 def _bfloat16_array(path: str | os.PathLike[str], name: str) -> Array:

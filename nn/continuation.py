@@ -94,7 +94,8 @@ def as_prompts(prompt: Any, model: Any, source: Any) -> tuple[list[Array], Any, 
     prompts = [token_ids(row) for row in prompt] if ndim == 0 else list(np.atleast_2d(token_ids(prompt)))
     if (source is not None) != hasattr(model, "start"):
         expected = "no source, the model has no encoder" if source is not None else "source=…, ids for the encoder"
-        raise ArgumentError(expected, "one" if source is not None else "none")
+        hint = "nn.Transformer has an encoder, nn.TransformerLM has none"
+        raise ArgumentError(expected, "one" if source is not None else "none", hint)
     if source is None:
         return prompts, None, ndim
     if _ragged(source):
@@ -106,7 +107,8 @@ def as_prompts(prompt: Any, model: Any, source: Any) -> tuple[list[Array], Any, 
         prompts, ndim = prompts * len(source), 2
     source = np.atleast_2d(source)
     if len(source) != len(prompts):
-        raise ShapeError(f"a source for each of {len(prompts)} prompts", f"{len(source)}")
+        hint = "one prompt (T,) begins the targets of all"
+        raise ShapeError(f"a source for each of {len(prompts)} prompts", f"{len(source)}", hint)
     return prompts, source, ndim
 
 
@@ -121,7 +123,8 @@ def _ragged(sequences: Any) -> bool:
 def check_new_tokens(max_new_tokens: Any) -> None:
     """Refuse a number of tokens to write that is none."""
     if not is_whole(max_new_tokens, 0):
-        raise ArgumentError("max_new_tokens, a whole number from 0", repr(max_new_tokens))
+        hint = "the length of the prompt doesn't count"
+        raise ArgumentError("max_new_tokens, a whole number from 0", repr(max_new_tokens), hint)
 
 
 def as_stops(eos: Any) -> Array:

@@ -104,7 +104,8 @@ class Module:
             hint = f"self.{name} = nn.ModuleList([...]), so that parameters() finds what is in it"
             raise DTypeError("modules in an nn.ModuleList", f"a {type(value).__name__} of them for {name!r}", hint)
         if isinstance(value, Module) and any(module is self for module in value.modules()):
-            raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to")
+            hint = "assign it to a module above both"
+            raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to", hint)
 
     def _adopt(self, name: str, child: Module) -> None:
         """Name all that is below ``child`` by its path from here."""
@@ -119,8 +120,9 @@ class Module:
 
         persistent: whether it belongs into the state dict.
         """
-        if not name.isidentifier() or (hasattr(self, name) and name not in self._buffers):
-            raise ArgumentError("the name of a new attribute for a buffer", repr(name))
+        if not (isinstance(name, str) and name.isidentifier()) or (hasattr(self, name) and name not in self._buffers):
+            hint = "a word that the module doesn't use yet"
+            raise ArgumentError("the name of a new attribute for a buffer", repr(name), hint)
         self._buffers[name] = persistent
         setattr(self, name, value)
 
@@ -243,7 +245,7 @@ class Module:
             device, dtype = None, device
         dtype = None if dtype is None else as_dtype(dtype)
         if dtype is not None and not is_floating(dtype):
-            raise DTypeError("a floating-point dtype for the parameters", str(dtype))
+            raise DTypeError("a floating-point dtype for the parameters", str(dtype), "such as 'float32' or 'bfloat16'")
         place = None if device is None else check_device(device)
         for _, tensor in _once(self._named_tensors(True, lambda persistent: True)):
             tensor._data = _converted(tensor.data, place, dtype)

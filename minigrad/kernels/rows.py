@@ -92,5 +92,6 @@ def normalized(x: Any, normalized_shape: Any, **parameters: Any) -> tuple[int, .
         raise ShapeError(f"an array whose last axes have the normalized shape {shape}", f"shape {np.shape(x)}", hint)
     for name, p in given:
         if np.shape(p) != shape:
-            raise ShapeError(f"a {name} of the normalized shape {shape}", f"{name} of shape {p.shape}")
+            hint = "a number for each place of a row"
+            raise ShapeError(f"a {name} of the normalized shape {shape}", f"{name} of shape {np.shape(p)}", hint)
     return shape

@@ -2,7 +2,8 @@
 
 A model that decodes has ``context_length``, the most tokens that it reads at once, and ``next_logits(tokens, cache)``,
 the logits (batch, vocab) of the token after ``tokens``, which go on from those in the cache. One that also reads a
-source has ``start(source, max_length)``, which gives the cache.
+source has ``start(source, max_length)``, which gives the cache. Where it also says its ``vocab_size``, a prompt's ids
+are checked before anything is computed, those too that it will not read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from minigrad import asarray
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.explain import describe
+from minigrad.kernels.embedding import check_range
 from nn.cache import KVCache
 from nn.checks import is_whole
 from nn.masks import pad_sequences, token_ids
@@ -37,6 +39,8 @@ class Continuation:
             raise DTypeError("a model that is made for decoding, with next_logits", describe(model), hint)
         self.model = model
         self.tokens = pad_sequences(prompts, 0, left=True)
+        if hasattr(model, "vocab_size"):
+            check_range(self.tokens, model.vocab_size, "id")
         self.start = self.tokens.shape[1] - np.array([len(prompt) for prompt in prompts])
         self._window = self.start.copy()  # the first token of each that is in the cache
         room = min(model.context_length, self.tokens.shape[1] + new_tokens)

@@ -72,15 +72,19 @@ class Checkpoint:
 
     def load(self, part: str) -> dict[str, Any]:
         """The state dict that was saved under the name ``part``."""
-        file = self.path / f"{part}.safetensors"
         state: dict[str, Any] = dict(self.meta["parts"][part])
-        for name, array in (mg.load(file) if file.is_file() else {}).items():
+        for name, array in (mg.load(self.path / f"{part}.safetensors") if _has_arrays(state) else {}).items():
             key, slash, inner = name.partition("/")
             if slash:
                 state[key][inner] = array
             else:
                 state[name] = array
         return state
+
+
+def _has_arrays(facts: Mapping[str, Any]) -> bool:
+    """Whether a part has a file of arrays beside its ``facts``: one without facts, or with an emptied dict in them."""
+    return not facts or {} in facts.values()
 
 
 def save_checkpoint(out: Path, step: int, states: Mapping[str, Any], meta: Mapping[str, Any]) -> Path:
@@ -113,7 +117,7 @@ def _write(folder: Path, meta: dict[str, Any], states: Mapping[str, Mapping[str,
             arrays |= {f"{name}/{key}": array for key, array in inner[name].items()}
         facts = {name: {} if name in nested else value for name, value in state.items() if name not in arrays}
         meta["parts"][part] = facts
-        if arrays or nested:
+        if _has_arrays(facts):
             mg.save(folder / f"{part}.safetensors", arrays)
     (folder / META).write_text(json.dumps(meta, indent=1), "utf-8")
     flush_to_disk(folder / META)
@@ -157,6 +161,8 @@ def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:
         meta = json.loads((path / META).read_text("utf-8"))
     except ValueError as error:
         raise FileFormatError(f"JSON in {path / META}", str(error)) from None
+    if not isinstance(meta, dict) or not {"step", "parts"} <= meta.keys():
+        raise FileFormatError("the facts of a checkpoint, with 'step' and 'parts'", f"others in {path / META}")
     if program is not None and meta.get("program") != program:
         raise FileFormatError(f"a run of {program}", f"{path} of {meta.get('program')}")
     return Checkpoint(path, meta)

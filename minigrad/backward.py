@@ -18,7 +18,7 @@ from minigrad.backend import array_module, is_array, is_half, raw
 from minigrad.core import Node, Primitive
 from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from minigrad.explain import describe, explained
-from minigrad.recording import enable_grad, in_precision, no_grad
+from minigrad.recording import QUIET, enable_grad, in_precision, no_grad
 
 
 def unbroadcast(g: Any, shape: tuple[int, ...]) -> Any:
@@ -57,9 +57,17 @@ class Pass:
         self.owned: set[Any] = set()
         self.heap: list[tuple[int, Node]] = []
         self.found: dict[Any, Any] = {}
+        self.warnings: Any = None  # NumPy's settings, to be put back where the pass has silenced overflow
 
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
+        try:
+            self._run(roots)
+        finally:
+            if self.warnings:
+                np.seterr(**self.warnings)
+
+    def _run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         if self.targets is not None:
             self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.through)
             self.useful = self.leading | self.targets
@@ -85,6 +93,8 @@ class Pass:
     def visit(self, node: Node, g: Any) -> None:
         """Run the rules of ``node`` and hand each result to the parent that it belongs to."""
         node.check()
+        if node.primitive.scales_losses and not self.warnings:
+            self.warnings = np.seterr(**QUIET)
         started = time.perf_counter() if core.observers else 0.0
         if type(g) is tuple:
             g = _filled(g, node)

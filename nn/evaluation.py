@@ -10,12 +10,14 @@ import numpy as np
 from minigrad import asarray, no_grad
 from minigrad.backend import to_numpy
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.explain import explained
 from nn.checks import check_sizes
 from nn.continuation import evaluating
 
 IGNORED = -100  # a target that doesn't count
 
 
+@explained
 def total_loss(
     model: Any, tokens: Any, window: int | None = None, stride: int | None = None, batch_size: int = 8
 ) -> tuple[float, int]:
@@ -34,9 +36,8 @@ def total_loss(
     stride = window if stride is None else stride
     check_sizes(window=window, stride=stride, batch_size=batch_size)
     if stride > window:
-        raise ArgumentError(
-            f"a stride of at most the window, {window}", str(stride), "tokens between would be left out"
-        )
+        hint = "tokens between would be left out"
+        raise ArgumentError(f"a stride of at most the window, {window}", str(stride), hint)
     total, count = 0.0, 0
     with evaluating(model), no_grad():
         for inputs, targets in _batches(_texts(tokens), window, stride, batch_size):
@@ -45,6 +46,7 @@ def total_loss(
     return total, count
 
 
+@explained
 def perplexity(
     model: Any, tokens: Any, window: int | None = None, stride: int | None = None, batch_size: int = 8
 ) -> float:
@@ -68,7 +70,8 @@ def _texts(tokens: Any) -> np.ndarray[Any, Any]:
     if texts.dtype.kind not in "iu":
         raise DTypeError("token ids as integers", f"dtype {texts.dtype}", "encode text with the tokenizer first")
     if texts.ndim not in (1, 2) or texts.shape[-1] < 2 or not texts.size:
-        raise ShapeError("tokens (N,) or (texts, N) with N at least 2", f"shape {texts.shape}")
+        hint = "each token but the first is predicted"
+        raise ShapeError("tokens (N,) or (texts, N) with N at least 2", f"shape {texts.shape}", hint)
     return np.atleast_2d(texts)
 
 

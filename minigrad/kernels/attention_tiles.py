@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 def sizes_of(q: Any, k: Any, v: Any, mask: Any) -> Sizes:
     """The sizes of a call, from arrays or Tensors; an error where they don't fit."""
     if not all(is_floating(x.dtype) for x in (q, k, v)):
-        raise DTypeError("floating-point q, k and v", f"{q.dtype}, {k.dtype} and {v.dtype}")
+        raise DTypeError("floating-point q, k and v", f"{q.dtype}, {k.dtype} and {v.dtype}", "astype('float32') first")
     sizes = _sizes(q.shape, k.shape, v.shape)
     if mask is not None:
         _check_mask(mask, sizes.scores)
@@ -75,13 +75,14 @@ def _check_mask(mask: Any, scores: tuple[int, ...]) -> None:
         raise DTypeError("a boolean or floating-point mask", f"dtype {mask.dtype}", hint)
     tail = scores[len(scores) - mask.ndim :] if mask.ndim <= len(scores) else ()
     if mask.ndim > len(scores) or any(size not in (1, full) for size, full in zip(mask.shape, tail, strict=True)):
-        raise ShapeError(f"a mask that broadcasts to the scores (..., heads, L, S) = {scores}", f"shape {mask.shape}")
+        got, hint = f"shape {mask.shape}", "its last axes are those of the queries and of the keys"
+        raise ShapeError(f"a mask that broadcasts to the scores (..., heads, L, S) = {scores}", got, hint)
 
 
 def band(is_causal: bool, window: int | None) -> tuple[float, float]:
     """How far a query i looks: at keys j with ``i - left <= j <= i + right``."""
     if window is not None and window < 1:
-        raise ArgumentError("a window of at least 1 key, or None", f"window={window}")
+        raise ArgumentError("a window of at least 1 key, or None", f"window={window}", "None looks at all keys")
     left = math.inf if window is None else window - 1
     return left, 0 if is_causal else left
 
@@ -89,7 +90,7 @@ def band(is_causal: bool, window: int | None) -> tuple[float, float]:
 def share_of(dropout_p: float) -> float:
     """The factor of the weights that are kept: 1/(1 - p), and 0 where none is."""
     if not 0 <= dropout_p <= 1:
-        raise ArgumentError("a dropout probability within 0 and 1", f"dropout_p={dropout_p}")
+        raise ArgumentError("a dropout probability within 0 and 1", f"dropout_p={dropout_p}", "0 is off")
     return 0.0 if dropout_p == 1 else 1 / (1 - dropout_p)
 
 

@@ -60,11 +60,11 @@ def linear_cross_entropy(
 
 def _check(x: Any, weight: Any, targets: Any) -> None:
     if np.ndim(weight) != 2 or np.ndim(x) == 0 or x.shape[-1] != weight.shape[1]:
-        raise ShapeError("x (..., d) and weight (V, d)", f"{np.shape(x)} and {np.shape(weight)}")
+        hint = "the weight has a row for each class"
+        raise ShapeError("x (..., d) and weight (V, d)", f"{np.shape(x)} and {np.shape(weight)}", hint)
     if targets.dtype.kind not in "iu":
-        raise DTypeError(
-            "class ids as targets", f"dtype {targets.dtype}", "use cross_entropy(linear(x, weight), targets)"
-        )
+        hint = "use cross_entropy(linear(x, weight), targets)"
+        raise DTypeError("class ids as targets", f"dtype {targets.dtype}", hint)
 
 
 @linear_cross_entropy.defforward

@@ -58,7 +58,8 @@ def _check(x: Any, w1: Any, w3: Any, w2: Any) -> None:
     fit = all(len(shape) == 2 for shape in shapes) and np.shape(x)[-1:] == shapes[0][1:]
     if not fit or shapes[0] != shapes[1] or shapes[2][1] != shapes[0][0]:
         got = f"{np.shape(x)}, {shapes[0]}, {shapes[1]} and {shapes[2]}"
-        raise ShapeError("x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff)", got)
+        hint = "a weight is (outputs, inputs), as that of nn.Linear"
+        raise ShapeError("x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff)", got, hint)
 
 
 @swiglu_ffn.defforward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,66 @@ def test_a_checkpoint_computes_again_in_the_precision_of_the_first_time(half: An
         assert w.grad is not None and x.grad is not None and v.grad is not None
         found.append(w.grad.tobytes() + x.grad.tobytes() + v.grad.tobytes())
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("way", ["with", "decorator", "checkpoint"])
+def test_overflow_is_for_the_scaler_and_no_warning(way: str) -> None:
+    """Warnings are errors here; elsewhere they are what they were."""
+    mg.random.seed(0)
+    model = nn.TransformerLM(40, context_length=8, d_model=16, num_layers=1, num_heads=2, dropout=0.1)
+    ids = np.random.default_rng(0).integers(0, 40, (2, 9))
+    optimizer, scaler = optim.SGD(model.parameters(), lr=0.1), optim.GradScaler(init_scale=2.0**60)
+
+    def loss_of() -> Any:
+        x = mg.Tensor(np.full((2, 2), 1e4), dtype="float32", requires_grad=True)
+        return model.loss(ids[:, :-1], ids[:, 1:]) + mg.where(np.isfinite(x.data), 0, F.gelu(x @ x) * x).sum()
+
+    if way == "decorator":
+        loss = mg.autocast("float16")(loss_of)()
+    else:
+        with mg.autocast("float16"):
+            loss = mg.checkpoint(loss_of) if way == "checkpoint" else loss_of()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.skipped == 1 and scaler.get_scale() == 2.0**59
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        mg.exp(mg.Tensor([1e4], requires_grad=True)).sum().backward()
+
+
+def test_one_autocast_serves_many_blocks_functions_and_threads(half: Any) -> None:
+    """Within each other, after an error, in a generator, and in a thread that leaves while another is inside."""
+    x, narrow = mg.ones((2, 2)), mg.autocast(half)
+    inside, left = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    @narrow
+    def product() -> Any:
+        return (x @ x).dtype
+
+    @narrow
+    def products() -> Any:
+        for _ in range(2):
+            yield (x @ x).dtype
+
+    def stay() -> None:
+        with narrow:
+            inside.set()
+            left.wait()
+            found.append((x @ x).dtype)
+        found.append((x @ x).dtype)
+
+    thread = threading.Thread(target=stay)
+    with narrow:
+        thread.start()
+        inside.wait()
+        with narrow, mg.autocast("float32"), pytest.raises(ZeroDivisionError), narrow:
+            raise ZeroDivisionError
+        assert (x @ x).dtype == half and product() == half
+    left.set()
+    thread.join()
+    assert found == [half, np.float32]
+    assert [((x @ x).dtype, dtype) for dtype in products()] == [(np.float32, half)] * 2
 
 
 def test_a_product_is_that_of_torch(half: Any) -> None:

@@ -68,7 +68,7 @@ def test_a_product_is_that_of_float64(layout: str, dtype: str, gpu: Any, monkeyp
     exact = np.matmul(*wide)
     assert ours.shape == exact.shape and ours.dtype == dtype
     bound = EPS[dtype] * (np.abs(exact) + np.sqrt(x.shape[-1]) * (dtype in ("float32", "float64")) * 4)
-    assert (np.abs(to_numpy(ours.data).astype(np.float64) - exact) <= bound + 1e-7 * (dtype != "float64")).all()
+    assert (np.abs(to_numpy(ours.data).astype(np.float64) - exact) <= bound + 2e-6 * (dtype != "float64")).all()
     if "simulated" in gpu.__version__:
         assert len(cublas.calls) == calls
         assert bool(copies) == copied
@@ -115,7 +115,8 @@ def test_tf32_is_a_choice_that_counts_at_once(shape: tuple[int, ...], gpu: Any) 
             found.append((x @ eye).numpy().max())
     finally:
         mg.cuda.allow_tf32(False)
-    assert found == [1 + 2**-12, 1.0, 1 + 2**-12]
+    assert found[0] == found[2] == 1 + 2**-12
+    assert found[1] == 1 or "simulated" not in gpu.__version__  # cuBLAS may, but need not round
 
 
 def test_without_the_function_or_with_another_one_cupy_multiplies(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -522,7 +522,12 @@ def _module() -> Any:
     module.cuda = types.SimpleNamespace(
         Device=Device,
         runtime=types.SimpleNamespace(
-            getDeviceCount=lambda: DEVICES, getDevice=lambda: state.current, memGetInfo=lambda: (2**34, 2**34)
+            getDeviceCount=lambda: DEVICES,
+            getDevice=lambda: state.current,
+            memGetInfo=lambda: (2**34, 2**34),
+            getDeviceProperties=lambda device: {"name": b"simulated"},
+            driverGetVersion=lambda: 0,
+            runtimeGetVersion=lambda: 0,
         ),
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         set_allocator=set_allocator,

@@ -87,6 +87,8 @@ class Pass:
         if self.targets is not None:
             self.found |= leaves
         else:  # nothing fails from here on: a pass that broke off has changed no leaf
+            # The price: where ``.grad`` is there already, a second set of gradients is beside it until here. To add
+            # each as soon as it is complete would spare that, but a later error couldn't take it away again exactly.
             for leaf, g in leaves.items():
                 _accumulate(leaf, g, fresh=leaf in self.owned and not leaf._hooks)
 

@@ -72,19 +72,16 @@ class Checkpoint:
 
     def load(self, part: str) -> dict[str, Any]:
         """The state dict that was saved under the name ``part``."""
+        file = self.path / f"{part}.safetensors"
         state: dict[str, Any] = dict(self.meta["parts"][part])
-        for name, array in (mg.load(self.path / f"{part}.safetensors") if _has_arrays(state) else {}).items():
+        there = file.is_file() or file.name in self.meta.get("files", [])  # the oldest checkpoints don't list them
+        for name, array in (mg.load(file) if there else {}).items():
             key, slash, inner = name.partition("/")
             if slash:
                 state[key][inner] = array
             else:
                 state[name] = array
         return state
-
-
-def _has_arrays(facts: Mapping[str, Any]) -> bool:
-    """Whether a part has a file of arrays beside its ``facts``: one without facts, or with an emptied dict in them."""
-    return not facts or {} in facts.values()
 
 
 def save_checkpoint(out: Path, step: int, states: Mapping[str, Any], meta: Mapping[str, Any]) -> Path:
@@ -108,7 +105,7 @@ def save_checkpoint(out: Path, step: int, states: Mapping[str, Any], meta: Mappi
 
 
 def _write(folder: Path, meta: dict[str, Any], states: Mapping[str, Mapping[str, Any]]) -> None:
-    meta["parts"] = {}
+    meta["parts"], meta["files"] = {}, []
     for part, state in states.items():
         arrays = {name: value for name, value in state.items() if is_array(value)}
         inner = {name: value for name, value in state.items() if isinstance(value, dict)}
@@ -117,8 +114,9 @@ def _write(folder: Path, meta: dict[str, Any], states: Mapping[str, Mapping[str,
             arrays |= {f"{name}/{key}": array for key, array in inner[name].items()}
         facts = {name: {} if name in nested else value for name, value in state.items() if name not in arrays}
         meta["parts"][part] = facts
-        if _has_arrays(facts):
+        if arrays or nested:
             mg.save(folder / f"{part}.safetensors", arrays)
+            meta["files"].append(f"{part}.safetensors")
     (folder / META).write_text(json.dumps(meta, indent=1), "utf-8")
     flush_to_disk(folder / META)
     flush_to_disk(folder)

@@ -21,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Mode(threading.local):
     recording = True
     autocast: Any = None  # the half-precision dtype of products, where autocast is on
+    scaled = False  # whether the gradients that are computed are those of a loss times a large number
 
     def __init__(self) -> None:
         self.blocks: list[tuple[Setting, Any]] = []  # that this thread is in, each with what it will put back
@@ -137,7 +138,7 @@ class in_precision(Setting):
     """Inside, autocast rounds to ``dtype``, half precision; None is off.
 
     NumPy's warnings of overflow and invalid values are silent where it is on: half precision overflows early, which is
-    for :class:`optim.GradScaler` to find, whose losses silence them in the backward pass too.
+    for :class:`optim.GradScaler` to find.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -151,6 +152,18 @@ class in_precision(Setting):
         mode.autocast, warnings = before
         if warnings:
             np.seterr(**warnings)
+
+
+class scaled_gradients(Setting):
+    """Inside, gradients may overflow half precision: NumPy's warnings of that are silent, GradScaler looks for it."""
+
+    def put(self) -> Any:
+        before, mode.scaled = mode.scaled, True
+        return before, np.seterr(**QUIET)
+
+    def put_back(self, before: Any) -> None:
+        mode.scaled, warnings = before
+        np.seterr(**warnings)
 
 
 def cast(values: Sequence[Any], precision: str) -> tuple[Any, ...]:

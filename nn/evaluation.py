@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,8 @@ def _batches(texts: Any, window: int, stride: int, batch_size: int) -> Iterator[
     """Inputs and targets (batch, window), windows that end early filled up with targets that don't count."""
     last = texts.shape[1] - 1  # tokens that have a target
     starts = range(0, max(last - window, 0) + stride, stride)
-    places = [(text, start) for text in texts for start in starts]
-    for first in range(0, len(places), batch_size):
-        batch = places[first : first + batch_size]
+    places = ((text, start) for text in texts for start in starts)
+    while batch := list(islice(places, batch_size)):
         inputs = np.zeros((len(batch), min(window, last)), np.int64)
         targets = np.full(inputs.shape, IGNORED)
         for row, (text, start) in enumerate(batch):

@@ -23,7 +23,7 @@ def scale_loss(loss: Any, scale: Any) -> Any:
 
 
 scaled = Primitive(scale_loss, elementwise=True).defvjp(lambda g, scale: g * scale)
-scaled.scales_losses = True  # NumPy need not warn where gradients overflow behind it
+scaled.scales_losses = True
 
 
 class GradScaler:

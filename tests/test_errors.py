@@ -372,6 +372,7 @@ def test_graphs_name_public_operations() -> None:
     """Parts of an operation go by its name, in the repr and in texts."""
     x = mg.Tensor([[3.0, 4.0]], requires_grad=True)
     made = {"norm": x.norm(), "einsum": mg.einsum("ij->i", x), "clip": x.clip(0, 1), "pad": mg.pad(x, 1)}
+    made["stack"] = mg.stack([x, x])
     made["norm "] = x.norm(3)
     for name, out in made.items():
         assert f"made by {name.strip()})" in repr(out)

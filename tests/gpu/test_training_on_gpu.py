@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import train_lm
 import training_loop
+from training_checkpoint import open_checkpoint
+from training_run import read_metrics
 
 import minigrad as mg
 import nn
@@ -85,6 +87,19 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, gpu: Any) -> None:
     assert train_lm.main([*flags, "--out-dir", str(parts), "--lr-decay-iters", "20", "--max-iters", "10"]) == 0
     assert train_lm.main([*flags, "--out-dir", str(parts), "--lr-decay-iters", "20"]) == 0
     assert losses(whole)[-1] == losses(parts)[-1]
+
+
+def test_a_run_goes_on_on_another_device(tmp_path: Path, gpu: Any) -> None:
+    """To the GPU and back: weights, moments, batches, and what dropout chooses are those of a run on the CPU alone."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    flags = [*FLAGS, "--dropout", "0.2", "--lr-decay-iters", "20", "--log-interval", "1"]
+    assert train_lm.main([*flags, "--device", "cpu", "--out-dir", str(whole)]) == 0
+    for device, until in (("cpu", "6"), ("cuda", "13"), ("cpu", "20")):
+        assert train_lm.main([*flags, "--device", device, "--out-dir", str(parts), "--max-iters", until]) == 0
+        assert open_checkpoint(parts).meta["config"]["device"] == device
+    stayed, moved = ([line["train_loss"] for line in read_metrics(out / "metrics.jsonl")[1:]] for out in (whole, parts))
+    assert len(stayed) == len(moved) == 20
+    np.testing.assert_allclose(moved, stayed, atol=1e-4)
 
 
 def test_ids_that_do_not_fit_are_refused_before_they_are_uploaded(gpu: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -212,6 +212,12 @@ def to_device(array: Array, device: str) -> Array:
 def beside(array: Array, other: Array) -> Array:
     """``array``, or an array of the number that it is, on the device of ``other``."""
     return to_device(array if is_array(array) else np.asarray(array), device_of(other))
+
+
+def near(array: Array, others: Iterable[Any]) -> Array:
+    """``array``, made of plain numbers, on the GPU of the first of ``others`` that lies on one, else as it is."""
+    gpus = (other for other in map(raw, others) if is_array(other) and not isinstance(other, np.ndarray))
+    return next((to_device(array, device_of(other)) for other in gpus), array)
 
 
 def to_numpy(array: Array) -> Any:

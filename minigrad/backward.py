@@ -184,7 +184,7 @@ def _accumulate(leaf: Any, g: Any, fresh: bool) -> None:
     if leaf._grad is None:
         leaf._grad = g if fresh else array_module(g).array(g)
     elif leaf._grad.shape == ():
-        leaf._grad = np.asarray(leaf._grad + g)
+        leaf._grad = array_module(g).asarray(leaf._grad + g)  # NumPy adds two arrays of shape () to a number
     else:
         leaf._grad += g
 

@@ -238,7 +238,7 @@ class Primitive(Operation[P]):
             elif type(value) in PLAIN or position < count or (value is None and position - count >= optional):
                 raw.append(value)
             else:
-                raw.append(self.checked(value, self.names[position - count + 1 if count else position]))
+                raw.append(self.checked(value, self.names[position - count + 1 if count else position], values))
         started = time.perf_counter() if observers else 0.0
         plan = self._plan(tuple(wrt), count) if wrt and mode.recording else None
         try:

@@ -17,7 +17,7 @@ from minigrad.tensor import Tensor, as_array
 def asarray(data: Any, dtype: DType = None, device: str | None = None) -> Tensor:
     """A Tensor that shares the memory of ``data`` where dtype and device allow; a gradient flows to a Tensor.
 
-    >>> a = np.zeros(2); t = asarray(a); a[0] = 1.0; print(t.data)
+    >>> a = np.zeros(2); t = asarray(a, device="cpu"); a[0] = 1.0; print(t.data)
     [1. 0.]
     """
     if isinstance(data, Tensor):

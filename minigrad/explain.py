@@ -157,7 +157,7 @@ def translate(call: str, takes: str, arguments: Iterable[Any], error: Exception)
     """An error of NumPy or CuPy in our terms: ``call`` is what was written, ``takes`` what might have been."""
     values = [raw(v) for value in arguments for v in (value if isinstance(value, list | tuple) else [value])]
     devices, text = sorted({device_of(value) for value in values if is_array(value)}), str(error)
-    if len(devices) > 1:
+    if len(devices) > 1 and not isinstance(error, IndexError):  # which tells of numbers, wherever they lie
         placed = " and ".join(f"{describe(value)} on {device_of(value)}" for value in values if is_array(value))
         ours: MiniGradError = DeviceError(f"arrays of one device in {call}", placed, "move one with .to()")
     elif isinstance(error, MemoryError):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from minigrad.arguments import CHECKS
+from minigrad.backend import is_array, near
 from minigrad.errors import ArgumentError, MiniGradError
 from minigrad.explain import FOREIGN, in_our_terms, is_clear
 
@@ -71,10 +72,13 @@ class Operation(Generic[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self.function(*args, **kwargs)
 
-    def checked(self, value: Any, name: str) -> Any:
-        """An argument in the form that the function takes, or an error that names it."""
+    def checked(self, value: Any, name: str, others: Iterable[Any] = ()) -> Any:
+        """An argument in the form that the function takes, a list beside the ``others``, or an error that names it."""
         check = self.checks.get(name)
-        return value if check is None else check(value, f"{name!r} of {self.label}")
+        if check is None:
+            return value
+        found = check(value, f"{name!r} of {self.label}")
+        return near(found, others) if isinstance(value, list) and is_array(found) else found
 
 
 class Composite(Operation[P]):
@@ -88,8 +92,8 @@ class Composite(Operation[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         try:
-            values = [self.checked(value, name) for name, value in zip(self.places, args, strict=False)]
-            named: Any = {name: self.checked(value, name) for name, value in kwargs.items()}
+            values = [self.checked(value, name, args) for name, value in zip(self.places, args, strict=False)]
+            named: Any = {name: self.checked(value, name, args) for name, value in kwargs.items()}
             return self.function(*values, *args[len(values) :], **named)
         except (*FOREIGN, MiniGradError) as error:
             if is_clear(self, error):

@@ -21,6 +21,7 @@ from minigrad.backend import (
     device_of,
     is_array,
     is_floating,
+    near,
     raw,
     to_device,
     to_numpy,
@@ -357,9 +358,10 @@ class Tensor:
         if self._requires_grad:
             hint = "use minigrad.where, put_along_axis or scatter_add, which return new tensors"
             raise GraphError("a tensor without a history to assign into", self._brief(), hint)
-        place, new = ops.plain_index(index), raw(operand(value, "the values of x[index]"))
+        new = raw(operand(value, "the values of x[index]"))
         try:
-            self._data[place] = new
+            place = ops.placed(ops.plain_index(index), self._data)
+            self._data[place] = to_device(new, self.device) if is_array(new) else new
         except FOREIGN as error:
             call = f"{describe(self)}[{describe(index)}] = {describe(value)}"
             raise translate(call, "x[index] = values", (self,), error) from None
@@ -603,6 +605,7 @@ def _test(name: str, *values: Any) -> Tensor:
     """A comparison or a bitwise operation, NumPy's of this name: a plain tensor, without a derivative."""
     sign = SIGNS[name]
     arrays = [raw(v) if isinstance(v, Tensor) else operand(v, f"each side of {sign}") for v in values]
+    arrays = [near(a, values) if isinstance(v, list) else a for v, a in zip(values, arrays, strict=True)]
     try:
         return Tensor._wrap(getattr(array_module(*arrays), name)(*arrays))
     except FOREIGN as error:

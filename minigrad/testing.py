@@ -66,7 +66,8 @@ def gradgradcheck(
     """
     first = _Function(fn, inputs)
     rng = np.random.default_rng(0)
-    upstream = [rng.normal(size=out.shape) for out in first.run(first.point)[1]]
+    outs = first.run(first.point)[1]
+    upstream = [rng.normal(size=out.shape) for out in outs]
     n = len(first.point)
 
     def gradient(*tensors: Tensor) -> list[Tensor]:
@@ -76,7 +77,8 @@ def gradgradcheck(
         return [g for g in found if g is not None] or [tensors[0] * 0]
 
     names = [*first.names, *(f"the gradient of result {k}" for k in range(len(upstream)))]
-    _Function(gradient, [*first.point, *upstream], names, first.devices).check(eps, atol, rtol)
+    devices = [*first.devices, *(out.device for out in outs)]
+    _Function(gradient, [*first.point, *upstream], names, devices).check(eps, atol, rtol)
     return True
 
 
@@ -102,7 +104,7 @@ class _Function:
         self.fn = fn
         self.given = [v.astype(np.float64) if _is_floating_array(v) else v for v in given]
         arrays = [_raw(given[k]) for k in self.places]
-        self.devices = [*(devices or ()), *map(device_of, arrays)][: len(arrays)]
+        self.devices = devices or list(map(device_of, arrays))
         self.point: list[Host] = [to_numpy(a).astype(np.float64) for a in arrays]
         self.names = names or _labels(fn, self.places)
 

@@ -1,6 +1,7 @@
 """What all tests share: hypothesis profiles, and a seal on global state, so that no test can influence another.
 
-``HYPOTHESIS_PROFILE`` chooses ``dev`` (the default), ``ci`` (more cases, always the same) or ``deep`` (many).
+``HYPOTHESIS_PROFILE`` chooses ``dev`` (the default), ``ci`` (more cases, always the same), ``few`` (for a slow device,
+the same too) or ``deep`` (many).
 """
 
 import os
@@ -17,6 +18,7 @@ from minigrad import core
 
 settings.register_profile("dev", max_examples=25, deadline=None)
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("few", max_examples=10, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
@@ -29,8 +31,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cpu_only(reason): about memory, threads or kernels of the CPU")
     if config.getoption("--device") == "simulated":
         make_default()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--device") == "simulated":
+        for item in items:
+            for mark in item.iter_markers("cpu_only"):
+                item.add_marker(pytest.mark.skip(reason=f"on the CPU only: {mark.args[0]}"))
+            if "gpu" in item.path.parts:
+                item.add_marker(pytest.mark.skip(reason="names its devices itself: run without --device simulated"))
 
 
 def _modes() -> dict[str, Any]:

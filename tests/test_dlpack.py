@@ -9,7 +9,10 @@ import torch
 import minigrad as mg
 from minigrad.errors import ArgumentError
 
+host_memory = pytest.mark.cpu_only("shares memory of the CPU")
 
+
+@host_memory
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.T, lambda x: x[1:, ::2], lambda x: x[0, 0], lambda x: x[:0]])
 def test_views_are_shared_with_torch_both_ways(view):
     ours = view(mg.Tensor(np.arange(12.0).reshape(3, 4)))
@@ -20,6 +23,7 @@ def test_views_are_shared_with_torch_both_ways(view):
     assert (back.data.ctypes.data, back.data.strides) == (ours.data.ctypes.data, ours.data.strides) or not ours.size
 
 
+@host_memory
 def test_what_one_writes_the_other_reads():
     weight = mg.Tensor(np.zeros((2, 2), np.float32), requires_grad=True)
     torch.from_dlpack(weight).fill_(3.0)
@@ -29,6 +33,7 @@ def test_what_one_writes_the_other_reads():
     assert theirs.tolist() == [0, 5, 0]
 
 
+@host_memory
 @pytest.mark.parametrize(
     ("share", "text"),
     [
@@ -42,6 +47,7 @@ def test_what_cannot_be_shared_is_said(share, text):
         share()
 
 
+@host_memory
 def test_jax_shares_its_arrays():
     """Ours it takes over without a copy where they begin at a multiple of 64 bytes."""
     jax = pytest.importorskip("jax", reason="jax is not installed")

@@ -29,6 +29,7 @@ import nn
 import nn.functional as F
 import optim
 from minigrad import errors
+from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, CallError, DTypeError, GraphError, MiniGradError
 from minigrad.habits import NAMES
 
@@ -262,7 +263,7 @@ def test_a_pass_that_breaks_off_changes_no_leaf(keep: Any) -> None:
 
 def test_gradients_are_added_in_place_and_borrowed_ones_copied() -> None:
     x = mg.Tensor([2.0], requires_grad=True)
-    x.grad = held = np.array([1.0])
+    x.grad = held = mg.Tensor([1.0]).data
     (x * 3).sum().backward()
     assert x.grad is held and held.tolist() == [4]
     upstream = np.array([1.0])
@@ -275,7 +276,7 @@ def test_numbers_of_numpy_become_gradients_of_shape_nothing() -> None:
     x = mg.Tensor(2.0, requires_grad=True)
     (x * x).backward()
     x.grad = x.grad * 0.5
-    assert type(x.grad) is np.ndarray and x.grad == 2.0
+    assert is_array(x.grad) and x.grad == 2.0
 
 
 @pytest.mark.parametrize("change", ["constant", "leaf", "argument"])
@@ -360,7 +361,7 @@ def test_nested_lists_are_arrays(ours: Callable[[], Any], theirs: Any) -> None:
 def test_one_element_is_formatted_as_a_number() -> None:
     for x in (mg.Tensor(1.23456), mg.Tensor([[1.23456]])):
         assert f"{x:.3f}" == "1.235"
-    assert f"{mg.Tensor([7]):03d}" == "007" and f"{mg.Tensor([1.0, 2.0])}" == "Tensor([1., 2.])"
+    assert f"{mg.Tensor([7]):03d}" == "007" and f"{mg.Tensor([1.0, 2.0])}".startswith("Tensor([1., 2.]")
 
 
 def test_equality_with_something_else_is_identity() -> None:

@@ -51,7 +51,7 @@ GRAPHS: dict[str, tuple[Callable[[], Any], set[tuple[Any, ...]]]] = {
     "one array in two nodes": (lambda: mg.square(mg.exp(leaf(N))), {("exp", "out", 1, KB)}),
     "views": (lambda: transposed(leaf(N), leaf(5, 100)), {("exp", "out", 1, KB)}),
     "a slice holds its whole": (lambda: mg.sin((leaf(N) + 0)[:10]), {("sin", "x", 1, KB)}),
-    "a broadcast constant": (lambda: leaf(N) * np.broadcast_to(np.full(1, 2.0), N), {("multiply", "y", 1, 8)}),
+    "a broadcast constant": (lambda: leaf(N) * mg.broadcast_to(mg.Tensor([2.0]), (N,)), {("multiply", "y", 1, 8)}),
     "a list": (lambda: mg.einsum("i,i->", mg.exp(leaf(N)), leaf(N)), {("exp", "out", 1, KB)}),
     "parts": (lambda: mg.split(mg.exp(leaf(N)), 2)[1] * 2.0, {("exp", "out", 1, KB)}),
     "several results": (lambda: sum(both(leaf(N))), {("sine_cosine", "out", 2, 2 * KB)}),

@@ -7,6 +7,7 @@ import pytest
 
 import minigrad as mg
 import nn.functional as F
+from minigrad.backend import is_array
 from minigrad.errors import DTypeError, IndexRangeError, NonFiniteError, ShapeError
 
 HALF = np.float16
@@ -22,11 +23,11 @@ def check(fn, inputs, value, gradients, upstream=None):
     leaves = [mg.Tensor(x, requires_grad=True) for x in inputs]
     out = fn(*leaves)
     out.backward(np.ones(out.shape) if upstream is None else np.array(upstream))
-    assert type(out.data) is np.ndarray
+    assert is_array(out.data)
     assert out.shape == np.shape(value)
     np.testing.assert_allclose(out.data, value, rtol=1e-12)
     for x, expected in zip(leaves, gradients, strict=True):
-        assert (type(x.grad), x.grad.shape, x.grad.dtype) == (np.ndarray, x.shape, x.dtype)
+        assert is_array(x.grad) and (x.grad.shape, x.grad.dtype) == (x.shape, x.dtype)
         np.testing.assert_allclose(x.grad, np.broadcast_to(expected, x.shape), rtol=1e-12, atol=1e-15)
 
 

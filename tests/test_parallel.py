@@ -13,6 +13,7 @@ import minigrad as mg
 from minigrad import parallel
 from minigrad.errors import ArgumentError, CallError
 
+pytestmark = pytest.mark.cpu_only("threads of the CPU")
 ROOT = Path(__file__).parent.parent
 
 

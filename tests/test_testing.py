@@ -9,6 +9,7 @@ from test_registry import FINITE, opened, over
 import minigrad as mg
 from minigrad.core import Primitive
 from minigrad.errors import CallError, DTypeError, GradientError
+from minigrad.fused import Fused
 from minigrad.testing import sample_inputs
 
 RNG = np.random.default_rng(0)
@@ -92,6 +93,8 @@ def test_every_rule_is_caught_when_one_entry_is_off(case):
     operation = case.operation
     args, kwargs = case.inputs()
     arrays, join = opened(args)
+    if isinstance(operation, Fused) and not operation.runs_on(join([mg.asarray(a) for a in arrays]), kwargs):
+        pytest.skip("no kernel on this device takes float64: the definition runs, whose parts are tested")
     rules = list(operation.rules)
     floating = [
         operation.position[name] for name, value in zip(operation.position, args, strict=False) if opened([value])[0]

@@ -18,7 +18,7 @@ extern "C" __global__ void forward(const T* x, const long long* ids, W* losses, 
     long long id = ids[blockIdx.x];
     W picked = id < 0 ? 0 : (1 - smoothing) * widen(x[id]);
     if (smoothing) picked += smoothing * sum / width;
-    losses[blockIdx.x] = id < 0 ? 0 : total == 0 ? INFINITY : log(total) + shift - picked;
+    losses[blockIdx.x] = id < 0 ? 0 : total == 0 ? INFINITY : log(total) + (shift - picked);
     shifts[blockIdx.x] = shift;
     totals[blockIdx.x] = total;
 }

@@ -19,11 +19,11 @@ extern "C" __global__ void log_softmax(const T* x, T* y, long long width) {
     y += blockIdx.x * width;
     W shift, total;
     row_total(x, width, shift, total);
-    shift += log(total == 0 ? 1 : total);
+    W rest = log(total == 0 ? 1 : total);
     FOR_PACKS(c, width) {
         W v[PACK];
         load(x + c, v);
-        FOR_LANES(k) v[k] -= shift;
+        FOR_LANES(k) v[k] = v[k] - shift - rest;  // beside a large shift the digits of rest would be lost
         store(v, y + c);
     }
 }

@@ -2,6 +2,7 @@
 
 from minigrad.ops.elementwise import *
 from minigrad.ops.index import *
+from minigrad.ops.index import placed as placed
 from minigrad.ops.index import plain_index as plain_index
 from minigrad.ops.linalg import *
 from minigrad.ops.piecewise import *

@@ -53,7 +53,7 @@ def _add_grouped(xp: Any, table: Array, ids: Array, rows: Array) -> None:
             stop += n
             picked = rows.take(members, axis=0, **pick)
             if c > 1:
-                picked = picked.reshape(-1, c, table.shape[1]).sum(axis=1, dtype=table.dtype)
+                picked = picked.reshape(n // c, c, table.shape[1]).sum(axis=1, dtype=table.dtype)
             table[ids[members[::c]]] = picked
 
 

@@ -13,7 +13,7 @@ from minigrad.arguments import operand
 from minigrad.backend import Array, array_module, beside, is_array, is_half, raw
 from minigrad.backward import unbroadcast
 from minigrad.core import primitive
-from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.explain import describe
 from minigrad.ops._rows import add_rows
 from minigrad.ops.piecewise import where
@@ -77,7 +77,7 @@ def getitem(x: Array, index: Any) -> Array:
 
 
 def check_indices(shape: tuple[int, ...], index: Any) -> None:
-    """Refuse integer arrays out of range."""
+    """Refuse integer arrays out of range, in NumPy's words, which a text for the user is then made of."""
     parts = index if isinstance(index, tuple) else (index,)
     axis = 0
     for part in parts:
@@ -85,9 +85,7 @@ def check_indices(shape: tuple[int, ...], index: Any) -> None:
             low, high = int(part.min()), int(part.max())
             if low < -shape[axis] or high >= shape[axis]:
                 bad = low if low < -shape[axis] else high
-                raise IndexRangeError(
-                    f"indices from {-shape[axis]} to {shape[axis] - 1}", f"{bad} on axis {axis}", "the last is -1"
-                )
+                raise IndexError(f"index {bad} is out of bounds for axis {axis} with size {shape[axis]}")
         if part is ...:
             used = sum(p is not None and p is not ... for p in parts)
             axis += len(shape) - used
@@ -229,7 +227,7 @@ def put_along_axis(x: Array, indices: Array, values: Array, axis: int = -1) -> A
     """
     xp = array_module(x, values)
     out = xp.array(x, dtype=xp.result_type(x, values))
-    return _last_of(out, indices, values, axis)
+    return _last_of(out, placed(_grid(indices, axis, out.shape), out)[axis], values, axis)
 
 
 def _last_of(out: Array, indices: Array, values: Array, axis: int) -> Array:
@@ -255,7 +253,7 @@ def _put_back_x(g: Array, indices: Array, axis: int) -> Array:
 
 
 def _put_back_values(g: Array, indices: Array, values_shape: Any, x_shape: Any, axis: int) -> Array:
-    stays = _stays(indices, axis, x_shape)
+    stays = _stays(beside(indices, raw(g)), axis, x_shape)
     return unbroadcast(where(stays, take_along_axis(g, indices, axis), 0), values_shape)
 
 

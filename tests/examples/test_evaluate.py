@@ -11,6 +11,8 @@ import train_lm
 from generate import load_model
 from training_checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.cpu_only("programs that are given --device cpu")
+
 TINY = "--n-layer 1 --n-head 2 --n-embd 16 --d-ff 16 --block-size 8 --batch-size 2 --eval-iters 3 --sample-tokens 5"
 TEXT = "".join(f"{number} bottles – naïve 字!\n" for number in range(40))
 OTHER = "12 bottles – 字 naïve!\n" * 2

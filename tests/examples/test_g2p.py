@@ -19,6 +19,8 @@ from training_run import Run
 
 import minigrad as mg
 
+pytestmark = pytest.mark.cpu_only("programs that are given --device cpu")
+
 TINY = "--n-layer 1 --n-head 2 --n-embd 16 --d-ff 16 --batch-size 8 --eval-words 5 --warmup-iters 2 --beam-size 2"
 SOUNDS = {"b": "B", "d": "D", "t": "T", "a": "AA1", "e": "EH0", "o": "OW2"}
 WORDS = ["".join(letters) for letters in itertools.product("bdt", "aeo", "bdt", "aeo")] + ["bat", "dot"]

@@ -26,6 +26,8 @@ import minigrad as mg
 import nn
 import optim
 
+pytestmark = pytest.mark.cpu_only("programs that are given --device cpu")
+
 TINY = "--n-layer 1 --n-head 2 --n-embd 16 --d-ff 16 --block-size 8 --batch-size 2 --eval-iters 3 --sample-tokens 5"
 TEXT = "".join(f"{number} bottles of beer on the wall,\n{number} bottles of beer!\n" for number in range(40))
 

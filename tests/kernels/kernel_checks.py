@@ -4,6 +4,7 @@ import math
 from contextlib import nullcontext
 
 import numpy as np
+import pytest
 import torch
 
 import minigrad as mg
@@ -13,6 +14,8 @@ torch.set_num_threads(1)  # its workers would spin in wait, and take the core fr
 
 DTYPES = [np.float64, np.float32]
 rng = np.random.default_rng
+many_rows = lambda *case: pytest.param(*case, marks=pytest.mark.cpu_only("rows for several tiles of the CPU"))
+of_the_threads = pytest.mark.cpu_only("threads of the CPU")
 
 
 def random(*shapes, scale=1.0, seed=0):

@@ -5,7 +5,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.kernel_checks import DTYPES, check_threads, derived, error, is_floating, random, rng, torch_derived
+from kernels.kernel_checks import (
+    DTYPES,
+    check_threads,
+    derived,
+    error,
+    is_floating,
+    of_the_threads,
+    random,
+    rng,
+    torch_derived,
+)
 
 import minigrad as mg
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
@@ -263,10 +273,12 @@ def test_dropout_keeps_the_mean():
 
 @pytest.mark.parametrize("options", [{"is_causal": True}, {"dropout_p": 0.2}, {"window": 40}], ids=str)
 @pytest.mark.parametrize("shape", [(4, 8, 130, 16), (1, 3, 700, 8)])
+@of_the_threads
 def test_threads(shape, options):
     check_threads(attention, [a.astype(np.float32) for a in random(shape, shape, shape)], **options)
 
 
+@of_the_threads
 def test_threads_with_a_mask_that_learns(monkeypatch):
     """Tiles of all heads add to the gradient of one mask: always in the same order."""
     monkeypatch.setattr(attention_tiles, "TILE", 5000)

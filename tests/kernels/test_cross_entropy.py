@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, error, random
+from kernels.kernel_checks import check, check_threads, derived, error, many_rows, of_the_threads, random
 
 import minigrad as mg
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
@@ -39,7 +39,9 @@ def soft(shape, classes):
 
 
 @options
-@pytest.mark.parametrize(("shape", "classes"), [((), 5), ((7,), 2), ((3, 4), 65), ((3000,), 67), ((3,), 40_000)])
+@pytest.mark.parametrize(
+    ("shape", "classes"), [((), 5), ((7,), 2), ((3, 4), 65), many_rows((3000,), 67), ((3,), 40_000)]
+)
 @pytest.mark.parametrize("scale", [1, 100])
 def test_classes(reduction, smoothing, shape, classes, scale):
     """At scale 100 the exponentials overflow unless the maximum is taken off."""
@@ -49,7 +51,7 @@ def test_classes(reduction, smoothing, shape, classes, scale):
 
 
 @options
-@pytest.mark.parametrize(("shape", "classes"), [((), 5), ((3, 4), 65), ((700,), 67)])
+@pytest.mark.parametrize(("shape", "classes"), [((), 5), ((3, 4), 65), many_rows((700,), 67)])
 def test_probabilities(reduction, smoothing, shape, classes):
     """Float targets are differentiable too."""
     rows = int(np.prod(shape))
@@ -62,7 +64,7 @@ def linear_twin(x, weight, targets, *rest):
 
 
 @options
-@pytest.mark.parametrize(("shape", "classes", "d"), [((3, 4), 65, 7), ((200,), 67, 33)])
+@pytest.mark.parametrize(("shape", "classes", "d"), [((3, 4), 65, 7), many_rows((200,), 67, 33)])
 @pytest.mark.parametrize("chunk", [1 << 26, 1 << 14])
 def test_linear(reduction, smoothing, shape, classes, d, chunk, monkeypatch):
     """Head and loss in one, in one chunk and in many."""
@@ -200,6 +202,7 @@ def test_second_order():
     np.testing.assert_allclose(hessian, np.diag(p) - np.outer(p, p), atol=1e-15)
 
 
+@of_the_threads
 def test_threads():
     x, w = (a.astype(np.float32) for a in random((2048, 64), (256, 64)))
     targets = ids((2048,), 256, -100)

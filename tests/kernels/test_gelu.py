@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, of_the_threads, random
 
 from minigrad.errors import ArgumentError
 from minigrad.kernels.gelu import gelu
@@ -36,6 +36,7 @@ def test_far_out(approximate, dtype):
     np.testing.assert_allclose(gx, [0, 0, 1, 1], rtol=1e-7, atol=1e-30)
 
 
+@of_the_threads
 def test_threads():
     for approximate in ("none", "tanh"):
         check_threads(gelu, [*[a.astype(np.float32) for a in random((2048, 344))], approximate])

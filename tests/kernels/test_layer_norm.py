@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
 
 from minigrad.errors import ShapeError
 from minigrad.kernels.layer_norm import layer_norm
@@ -11,7 +11,7 @@ def twin(x, normalized_shape=None, weight=None, bias=None, eps=1e-5):
     return torch.nn.functional.layer_norm(x, normalized_shape or x.shape[-1:], weight, bias, eps)
 
 
-@pytest.mark.parametrize("shape", [(7,), (5, 65), (2, 3, 129), (3000, 130), (2, 40000)])
+@pytest.mark.parametrize("shape", [(7,), (5, 65), (2, 3, 129), many_rows((3000, 130)), (2, 40000)])
 @pytest.mark.parametrize("used", [(True, True), (True, False), (False, True), (False, False)])
 def test_is_torch(shape, used):
     x, *parameters = random(shape, shape[-1:], shape[-1:])
@@ -44,6 +44,7 @@ def test_empty(shape):
     np.testing.assert_array_equal(gb, np.zeros(shape[-1:]))
 
 
+@of_the_threads
 def test_threads():
     x, w, b = (a.astype(np.float32) for a in random((4096, 256), (256,), (256,)))
     check_threads(layer_norm, [x, None, w, b])

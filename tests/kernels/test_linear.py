@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, of_the_threads, random
 
 from minigrad.errors import ShapeError
 from minigrad.kernels.linear import linear
@@ -40,6 +40,7 @@ def test_half_precision_multiplies_in_float32():
         np.testing.assert_allclose(ours, theirs, rtol=2**-10)
 
 
+@pytest.mark.cpu_only("memory of the CPU")
 def test_gradients_are_fresh():
     """No gradient shares memory with the upstream gradient, the arguments, or another gradient."""
     upstream = np.ones((4, 3))
@@ -50,6 +51,7 @@ def test_gradients_are_fresh():
     assert all(a.base is None for a in [value, *grads])
 
 
+@of_the_threads
 def test_threads():
     check_threads(linear, [a.astype(np.float32) for a in random((2048, 256), (688, 256), (688,))], blas_alone=True)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
 
 from minigrad.errors import ShapeError
 from minigrad.kernels.rms_norm import rms_norm
@@ -11,7 +11,7 @@ def twin(x, normalized_shape=None, weight=None, eps=1e-5):
     return torch.nn.functional.rms_norm(x, normalized_shape or x.shape[-1:], weight, eps)
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (3, 1), (5, 65), (2, 3, 129), (3000, 130), (2, 40000)])
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 1), (5, 65), (2, 3, 129), many_rows((3000, 130)), (2, 40000)])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_is_torch(shape, weighted):
     """Of one number a row little is left but its sign, unless eps is large: so large it is there."""
@@ -57,6 +57,7 @@ def test_only_what_is_needed():
         np.testing.assert_array_equal(leaf.grad, expected)
 
 
+@of_the_threads
 def test_threads():
     x, w = random((4096, 256), (256,))
     check_threads(rms_norm, [x.astype(np.float32), None, w.astype(np.float32)])

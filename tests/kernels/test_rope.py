@@ -3,7 +3,7 @@ import weakref
 
 import numpy as np
 import pytest
-from kernels.kernel_checks import DTYPES, check_threads, derived, error, random, rng
+from kernels.kernel_checks import DTYPES, check_threads, derived, error, of_the_threads, random, rng
 
 import minigrad as mg
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
@@ -134,6 +134,7 @@ def test_empty(shape, layout):
 
 
 @layouts
+@of_the_threads
 def test_threads(layout):
     x = random((8, 256, 8, 32))[0].transpose(0, 2, 1, 3).astype(np.float32)
     cos, sin = (a.astype(np.float32) for a in tables(range(256), 32))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
 
 import minigrad as mg
 from minigrad.errors import AxisError
@@ -18,7 +18,7 @@ def twin(operation):
 @both
 @pytest.mark.parametrize(
     ("shape", "axis"),
-    [((7,), -1), ((5, 65), 1), ((5, 65), 0), ((3, 4, 9), 1), ((3000, 65), -1), ((3, 40000), -1), ((4, 2), -1)],
+    [((7,), -1), ((5, 65), 1), ((5, 65), 0), ((3, 4, 9), 1), many_rows((3000, 65), -1), ((3, 40000), -1), ((4, 2), -1)],
 )
 @pytest.mark.parametrize("scale", [1, 200])
 def test_is_torch(operation, shape, axis, scale):
@@ -74,6 +74,7 @@ def test_empty(operation, shape, axis):
 
 
 @both
+@of_the_threads
 def test_threads(operation):
     check_threads(operation, [a.astype(np.float32) for a in random((4096, 256))])
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
 
 from minigrad.kernels.swiglu import silu, swiglu
 
@@ -10,7 +10,7 @@ def twin(gate, up):
     return torch.nn.functional.silu(gate) * up
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3, 65), (700, 344), (2, 3, 1025)])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 65), many_rows((700, 344)), (2, 3, 1025)])
 def test_is_torch(shape):
     check(swiglu, twin, random(shape, shape, scale=3))
     check(silu, torch.nn.functional.silu, random(shape, scale=3))
@@ -47,6 +47,7 @@ def test_empty():
     assert value.shape == grads[0].shape == grads[1].shape == (0, 3)
 
 
+@of_the_threads
 def test_threads():
     check_threads(swiglu, [a.astype(np.float32) for a in random((2048, 344), (2048, 344))])
     check_threads(silu, [a.astype(np.float32) for a in random((2048, 344))])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
 
 from minigrad.errors import ShapeError
 from minigrad.kernels import swiglu_ffn as module
@@ -17,7 +17,7 @@ def arguments(lead, d_in, d_ff, d_out):
     return random((*lead, d_in), (d_ff, d_in), (d_ff, d_in), (d_out, d_ff))
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (5, 500)])
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), many_rows((5, 500))])
 @pytest.mark.parametrize(("d_in", "d_ff", "d_out"), [(1, 1, 1), (5, 33, 3), (16, 65, 16)])
 def test_is_torch(lead, d_in, d_ff, d_out):
     """Also with several chunks and tiles, the last ones shorter."""
@@ -34,6 +34,7 @@ def test_one_gradient_alone(wanted, monkeypatch):
     np.testing.assert_allclose(alone, full[wanted], rtol=1e-13)
 
 
+@pytest.mark.cpu_only("a kernel that the CPU alone has")
 def test_keeps_two_arrays_as_wide_as_the_hidden_layer():
     import minigrad as mg
 
@@ -63,6 +64,7 @@ def test_far_out():
     np.testing.assert_array_equal(gx, [[0], [2e4]])
 
 
+@pytest.mark.cpu_only("a kernel that the CPU alone has")
 def test_half_precision_is_computed_in_float32():
     args = [a.astype(np.float16) for a in arguments((5,), 8, 16, 4)]
     wide = [a.astype(np.float64) for a in args]
@@ -73,6 +75,7 @@ def test_half_precision_is_computed_in_float32():
         np.testing.assert_allclose(ours, theirs, rtol=2**-10, atol=2**-12)
 
 
+@of_the_threads
 def test_threads():
     check_threads(swiglu_ffn, [a.astype(np.float32) for a in arguments((1500,), 64, 344, 64)], blas_alone=True)
 

@@ -198,6 +198,9 @@ class ndarray:
         wait()
         return self._host.item()
 
+    def tobytes(self, order: str = "C") -> bytes:
+        return bytes(self.get().tobytes(order))
+
     def tolist(self) -> Any:
         wait()
         return self._host.tolist()
@@ -215,14 +218,19 @@ class ndarray:
         return int(self._host)
 
     def __repr__(self) -> str:
-        wait()
-        return repr(self._host)
+        return repr(self.get())
+
+    def __str__(self) -> str:
+        return str(self.get())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.get(), spec)
 
     # what is refused
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         if not lenient():
             raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
-        return self._host if dtype is None else self._host.astype(dtype)
+        return np.array(self._host, dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or ufunc.__name__ not in UFUNCS:
@@ -231,9 +239,9 @@ class ndarray:
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         twin = getattr(cupy, function.__name__, None)
-        if twin is None or lenient():
-            return function(*map(host, args), **kwargs) if lenient() else NotImplemented
-        return twin(*args, **kwargs)
+        if lenient():
+            return _call(function, args, kwargs)
+        return NotImplemented if twin is None else twin(*args, **kwargs)
 
     # places
     def __len__(self) -> int:
@@ -279,8 +287,10 @@ class ndarray:
     def __iter__(self) -> Iterator[ndarray]:
         return (self[i] for i in range(len(self)))
 
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._host.__dlpack__()
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:
+        return self._host.__dlpack__(max_version=max_version) if max_version else self._host.__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, self._device)
@@ -491,7 +501,20 @@ def may_share_memory(a: Any, b: Any) -> bool:
 
 def from_dlpack(source: Any) -> ndarray:
     """An array that shares the memory of another device array."""
-    return ndarray._of(source._host, source)
+    return ndarray._of(np.from_dlpack(_Exported(source)), source)
+
+
+class _Exported:
+    """What a device array exports, as memory of the host, which it is."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._source.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
 
 
 class RawModule:

@@ -103,8 +103,8 @@ class Config(TrainingFlags):
 SMALL: dict[str, Any] = {
     "batch_size": 64,
     "learning_rate": 2e-3,
-    "warmup_iters": 300,
-    "max_iters": 3500,
+    "warmup_iters": 200,
+    "max_iters": 2500,
     "eval_interval": 1000,
     "checkpoint_interval": 100,
     "keep_checkpoints": 5,
@@ -118,9 +118,9 @@ FULL: dict[str, Any] = {
     "dropout": 0.1,
     "batch_size": 128,
     "learning_rate": 1.5e-3,
-    "warmup_iters": 700,
-    "max_iters": 7000,
-    "checkpoint_interval": 140,
+    "warmup_iters": 600,
+    "max_iters": 6000,
+    "checkpoint_interval": 120,
 }
 
 

@@ -74,7 +74,8 @@ class Checkpoint:
         """The state dict that was saved under the name ``part``."""
         file = self.path / f"{part}.safetensors"
         state: dict[str, Any] = dict(self.meta["parts"][part])
-        for name, array in (mg.load(file) if file.is_file() else {}).items():
+        there = file.is_file() or file.name in self.meta.get("files", [])  # the oldest checkpoints don't list them
+        for name, array in (mg.load(file) if there else {}).items():
             key, slash, inner = name.partition("/")
             if slash:
                 state[key][inner] = array
@@ -104,7 +105,7 @@ def save_checkpoint(out: Path, step: int, states: Mapping[str, Any], meta: Mappi
 
 
 def _write(folder: Path, meta: dict[str, Any], states: Mapping[str, Mapping[str, Any]]) -> None:
-    meta["parts"] = {}
+    meta["parts"], meta["files"] = {}, []
     for part, state in states.items():
         arrays = {name: value for name, value in state.items() if is_array(value)}
         inner = {name: value for name, value in state.items() if isinstance(value, dict)}
@@ -115,6 +116,7 @@ def _write(folder: Path, meta: dict[str, Any], states: Mapping[str, Mapping[str,
         meta["parts"][part] = facts
         if arrays or nested:
             mg.save(folder / f"{part}.safetensors", arrays)
+            meta["files"].append(f"{part}.safetensors")
     (folder / META).write_text(json.dumps(meta, indent=1), "utf-8")
     flush_to_disk(folder / META)
     flush_to_disk(folder)
@@ -157,6 +159,8 @@ def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:
         meta = json.loads((path / META).read_text("utf-8"))
     except ValueError as error:
         raise FileFormatError(f"JSON in {path / META}", str(error)) from None
+    if not isinstance(meta, dict) or not {"step", "parts"} <= meta.keys():
+        raise FileFormatError("the facts of a checkpoint, with 'step' and 'parts'", f"others in {path / META}")
     if program is not None and meta.get("program") != program:
         raise FileFormatError(f"a run of {program}", f"{path} of {meta.get('program')}")
     return Checkpoint(path, meta)

@@ -99,7 +99,9 @@ DTYPE = one_of("float32", "float64", "float16", "bfloat16", role=", the types it
 class Flags:
     """What every program is told."""
 
-    device: str = flag("auto", one_of("auto", "cpu", "cuda"), "where to compute; auto takes the GPU where there is one")
+    device: str = free_flag(
+        "auto", one_of("auto", "cpu", "cuda"), "where to compute; auto takes the GPU where there is one"
+    )
 
     def __post_init__(self) -> None:
         if self.device == "auto":

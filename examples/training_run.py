@@ -65,7 +65,7 @@ def open_run(
     """Read the flags, find the checkpoint to continue from, if any, and check both; nothing is written yet."""
     given, problems = parse(config_class, argv, program, description)
     if given.get("device") == "auto":
-        del given["device"]  # a continued run stays on the device it has
+        del given["device"]  # a continued run stays on its device, unless told another
     checkpoint = None
     try:
         checkpoint = _checkpoint_to_continue(given, program)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import array_module, is_array, is_floating, raw
+from minigrad.backend import array_module, is_array, is_floating, is_half, raw
 from minigrad.backward import unbroadcast
 from minigrad.core import Node, Primitive
 from minigrad.errors import NonFiniteError
@@ -24,6 +24,7 @@ from minigrad.observe import (
     node_of,
     notes,
 )
+from minigrad.recording import mode
 
 # ---- numbers that are not finite ------------------------------------------------------------------------------------
 
@@ -127,7 +128,8 @@ class detect_anomaly(Instrument):
     At fault is the first operation whose inputs, constants included, are all finite and whose result is not; in the
     backward pass the first whose incoming gradient and residuals are finite and one of whose gradients is not. So the
     -∞ of a mask is no fault, nor are infinities that come of it. A NaN always is: where it comes of infinities (∞ - ∞,
-    0 · ∞), and where it came in with a weight or with data; then it is that argument which is named. The
+    0 · ∞), and where it came in with a weight or with data; then it is that argument which is named. Behind a loss that
+    ``GradScaler`` scaled, gradients in half precision may overflow: that, and what comes of it, is left to it. The
     NonFiniteError tells the operation, its shapes and dtypes, and the line of the forward call.
 
     NumPy's warnings of overflow and invalid values are silent inside. Every number is looked at: expect each operation
@@ -174,9 +176,12 @@ class detect_anomaly(Instrument):
 
     def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
         """Judge the gradients that a node sends to its parents, as they will arrive there."""
-        found = [_count(_fitted(gradient, edge)) for gradient, edge in zip(gradients, node.parents, strict=True)]
+        pairs = zip(gradients, node.parents, strict=True)
+        found = [_Count() if _is_left(edge) else _count(_fitted(gradient, edge)) for gradient, edge in pairs]
         total = _sum(found)
         if not total.bad or not total.is_fault(_count([g, *node.residuals])) or _differentiated():
+            return
+        if mode.scaled and _count(g).bad:  # it comes of an overflow
             return
         worst = next(k for k, count in enumerate(found) if count.bad)
         call = (node.note or {}).get("call")
@@ -198,6 +203,11 @@ def _error(expected: str, into: dict[str, Any], found: str, call: str, hint: str
             hint = "a weight or data that hold NaN: look at what made them; here they are only used"
             return NonFiniteError(f"{expected}, into which no NaN should go", f"{count} in {name} of {call}", hint)
     return NonFiniteError(f"{expected}, {_count(list(into.values())).as_input()}", f"{found} of {call}", hint)
+
+
+def _is_left(edge: Any) -> bool:
+    """Whether the gradient of ``edge`` may overflow, which is left to GradScaler."""
+    return mode.scaled and type(edge.dtype) is not tuple and is_half(edge.dtype)
 
 
 def _fitted(gradient: Any, edge: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from minigrad.backend import complaint, is_array, is_bfloat16
-from minigrad.errors import CallError, DTypeError, ShapeError
+from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
 from minigrad.explain import axis_error, describe
 
 Check: TypeAlias = Callable[[Any, str], Any]  # (value, what it is) to the value in the form that the function takes
@@ -122,6 +122,17 @@ def as_shape(value: Any, what: str = "shape") -> tuple[int, ...]:
     if any(n < 0 for n in found):
         raise ShapeError(f"lengths from 0 in {what}", describe(value), "-1 is for reshape alone")
     return found
+
+
+def check_eps(eps: Any) -> float:
+    """``eps``, which keeps a root or a quotient away from 0, as a float.
+
+    >>> check_eps(1e-5)
+    1e-05
+    """
+    if isinstance(eps, bool) or not isinstance(eps, int | float | np.number) or not 0 <= eps < np.inf:
+        raise ArgumentError("eps, a finite number from 0", describe(eps), "1e-5 is usual")
+    return float(eps)
 
 
 def optional(check: Check) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from minigrad import ops
 from minigrad.backend import DType, as_dtype, is_half
 from minigrad.core import Primitive
-from minigrad.errors import DTypeError
+from minigrad.errors import CallError, DTypeError
+from minigrad.explain import describe
 from minigrad.kernels.attention import attention
 from minigrad.kernels.cross_entropy import cross_entropy
 from minigrad.kernels.layer_norm import layer_norm
@@ -18,7 +20,7 @@ from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.kernels.swiglu_ffn import swiglu_ffn
-from minigrad.recording import mode
+from minigrad.recording import in_precision
 from minigrad.registry import REGISTRY
 
 LOW: tuple[Primitive[Any], ...] = (ops.matmul, ops.linalg.einsum_explicit, linear, swiglu_ffn, attention)
@@ -32,14 +34,16 @@ for _precision, _operations in (("low", LOW), ("wide", WIDE)):
         _operation.precision = _precision
 
 
-class autocast:
-    """A ``with`` block in which products of matrices run in ``dtype``, float16 or bfloat16, and the rest in float32.
+class autocast(in_precision):
+    """Products of matrices run in ``dtype``, float16 or bfloat16, and the rest in float32: in a ``with`` block, or a
+    function decorated by ``@autocast(dtype)``.
 
     Cast are the arguments of ``linear``, ``swiglu_ffn``, ``matmul``, ``einsum`` and ``attention`` to ``dtype``, and
     those of reductions, norms, softmax and losses to float32; gradients come back in the dtypes of the parameters,
     which stay float32. float64 is left alone; ``autocast("float32")`` changes nothing. A backward pass has the dtypes
     of its forward pass, wherever it runs. float16, whose smallest number is 6e-8, needs :class:`optim.GradScaler`
-    besides. Micikevicius et al., "Mixed Precision Training" (2018).
+    besides. NumPy's warnings of overflow are silent inside, and in the backward pass of a loss that was scaled.
+    Micikevicius et al., "Mixed Precision Training" (2018).
 
     >>> import minigrad as mg
     >>> x = mg.ones((2, 2), requires_grad=True)
@@ -50,15 +54,10 @@ class autocast:
     """
 
     def __init__(self, dtype: DType) -> None:
+        if inspect.isroutine(dtype):
+            raise CallError("autocast(dtype)", f"autocast({describe(dtype)})", "@autocast('bfloat16') with its dtype")
         found = as_dtype(dtype)
         if not is_half(found) and found not in (np.float32, np.float64):
-            raise DTypeError("'bfloat16' or 'float16', or 'float32' for none", str(found))
-        self._dtype = found if is_half(found) else None
-        self._before: list[Any] = []
-
-    def __enter__(self) -> None:
-        self._before.append(mode.autocast)
-        mode.autocast = self._dtype
-
-    def __exit__(self, *_: object) -> None:
-        mode.autocast = self._before.pop()
+            hint = "the dtype of the products, not of the weights"
+            raise DTypeError("'bfloat16' or 'float16', or 'float32' for none", str(found), hint)
+        super().__init__(found if is_half(found) else None)

@@ -18,7 +18,7 @@ from minigrad.backend import array_module, is_array, is_half, raw
 from minigrad.core import Node, Primitive
 from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from minigrad.explain import describe, explained
-from minigrad.recording import enable_grad, in_precision, no_grad
+from minigrad.recording import enable_grad, in_precision, no_grad, scaled_gradients
 
 
 def unbroadcast(g: Any, shape: tuple[int, ...]) -> Any:
@@ -57,9 +57,17 @@ class Pass:
         self.owned: set[Any] = set()
         self.heap: list[tuple[int, Node]] = []
         self.found: dict[Any, Any] = {}
+        self.scaled: scaled_gradients | None = None  # from a loss on that was scaled
 
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
+        try:
+            self._run(roots)
+        finally:
+            if self.scaled:
+                self.scaled.__exit__()
+
+    def _run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         if self.targets is not None:
             self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.through)
             self.useful = self.leading | self.targets
@@ -79,12 +87,17 @@ class Pass:
         if self.targets is not None:
             self.found |= leaves
         else:  # nothing fails from here on: a pass that broke off has changed no leaf
+            # The price: where ``.grad`` is there already, a second set of gradients is beside it until here. To add
+            # each as soon as it is complete would spare that, but a later error couldn't take it away again exactly.
             for leaf, g in leaves.items():
                 _accumulate(leaf, g, fresh=leaf in self.owned and not leaf._hooks)
 
     def visit(self, node: Node, g: Any) -> None:
         """Run the rules of ``node`` and hand each result to the parent that it belongs to."""
         node.check()
+        if node.primitive.scales_losses and not self.scaled:
+            self.scaled = scaled_gradients()
+            self.scaled.__enter__()
         started = time.perf_counter() if core.observers else 0.0
         if type(g) is tuple:
             g = _filled(g, node)

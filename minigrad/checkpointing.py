@@ -29,7 +29,7 @@ class _Recompute:
     """The primitive of a checkpoint: its backward rule runs the function again and differentiates that."""
 
     name = label = "checkpoint"
-    view = elementwise = sequence = False
+    view = elementwise = sequence = scales_losses = False
 
     def __init__(
         self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], state: dict[str, Any]

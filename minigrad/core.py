@@ -149,9 +149,11 @@ class Primitive(Operation[P]):
     view         its result may share memory with its first argument
     sequence     its first argument is a list of arrays, and its one rule returns a list of gradients
     precision    under autocast: "low" for products, "wide" for sums and what is made of them; set in ``autocast.py``
+    scales_losses  gradients behind it may overflow half precision, which GradScaler looks for
     """
 
     precision: str | None = None
+    scales_losses = False
 
     def __init__(
         self,

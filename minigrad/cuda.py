@@ -6,6 +6,8 @@ import os
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from minigrad.backend import check_device, gpu_count, load_cupy, use_device
 
 
@@ -43,7 +45,15 @@ def synchronize() -> None:
 def allow_tf32(allow: bool = True) -> None:
     """Let float32 products be made of numbers rounded to 10 bits: several times as fast, exact to 3 decimals.
 
-    CuPy reads the choice once for each dtype: call this before the first product. The default is the environment's
-    CUPY_TF32, off.
+    The default is the environment's CUPY_TF32, off.
     """
-    os.environ["CUPY_TF32"] = str(int(allow))
+    os.environ["CUPY_TF32"] = str(int(allow))  # read by CuPy at its first product, if that is still to come
+    if is_available():
+        products = load_cupy()._core._routines_linalg
+        products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32 if allow else products.COMPUTE_TYPE_DEFAULT)
+
+
+def tf32_allowed() -> bool:
+    """Whether float32 products on a GPU may round their factors to 10 bits."""
+    products = load_cupy()._core._routines_linalg
+    return bool(products.get_compute_type(np.float32) == products.COMPUTE_TYPE_TF32)

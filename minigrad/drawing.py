@@ -25,6 +25,7 @@ from minigrad.core import Node
 from minigrad.errors import ArgumentError, DTypeError, GraphError, MiniGradError
 from minigrad.observe import argument_name
 from minigrad.recording import no_grad
+from minigrad.serialize import checked_path
 from minigrad.tensor import Tensor
 
 SMALL = 6  # up to so many numbers are shown; of more, only the norm of the gradient
@@ -44,7 +45,8 @@ class _Graph(NamedTuple):
 
 def _graph(t: Any, gradients: bool) -> _Graph:
     if not isinstance(t, Tensor):
-        raise DTypeError("a Tensor, whose graph is to be drawn", type(t).__name__)
+        hint = "the result of minigrad's operations, such as a loss"
+        raise DTypeError("a Tensor, whose graph is to be drawn", type(t).__name__, hint)
     root = t.node or t
     if isinstance(root, Node) and root.parents is None:
         hint = "draw it before backward, or call backward(retain_graph=True)"
@@ -352,13 +354,14 @@ class Drawing:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file of the kind its suffix says: svg, png, pdf (by Graphviz), dot, gv, mmd, mermaid, txt."""
-        suffix = Path(path).suffix.lower()
+        suffix = Path(checked_path(path, example="graph.svg")).suffix.lower()
         if suffix in _LAID_OUT:
             Path(path).write_bytes(_graphviz(self.dot, suffix[1:]))
         elif suffix in _TEXTS:
             Path(path).write_text(getattr(self, _TEXTS[suffix]), encoding="utf-8")
         else:
-            raise ArgumentError(f"a file name that ends in {' '.join(sorted(_LAID_OUT | set(_TEXTS)))}", str(path))
+            got, hint = str(path), "graph.mmd needs no Graphviz"
+            raise ArgumentError(f"a file name that ends in {' '.join(sorted(_LAID_OUT | set(_TEXTS)))}", got, hint)
 
     def _repr_svg_(self) -> str | None:
         return self.svg() if shutil.which("dot") else None
@@ -404,6 +407,7 @@ def draw(t: Any, fold: bool | int = False, gradients: bool = True, max_nodes: in
     1: negative  float64 ()  ∂ 0.04979  from 0
     2: exp  float64 ()  = 0.04979  ∂ 1  from 1
     """
-    if int(fold) < 0 or max_nodes < 1:
-        raise ArgumentError("fold of at least 0 and max_nodes of at least 1", f"fold={fold}, max_nodes={max_nodes}")
+    if not (isinstance(fold, int) and isinstance(max_nodes, int) and fold >= 0 and max_nodes >= 1):
+        got, hint = f"fold={fold!r}, max_nodes={max_nodes!r}", "fold=0 draws every node by itself"
+        raise ArgumentError("whole numbers, fold from 0 and max_nodes from 1", got, hint)
     return _laid_out(_graph(t, gradients), int(fold), max_nodes)

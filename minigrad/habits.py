@@ -35,7 +35,8 @@ NAMES = {
     "linalg": "np.linalg, without a gradient",
     # gradients
     "requires_grad_": "x.requires_grad = True", "detach_": "detach()", "zero_": "x.data = 0 * x.data",
-    "grad_fn": "minigrad.draw(x)", "is_leaf": "requires_grad", "retain_grad": "register_hook, or minigrad.grad",
+    "grad_fn": "x.node; minigrad.draw(x) shows the graph", "is_leaf": "requires_grad",
+    "retain_grad": "register_hook, or minigrad.grad",
     "data_ptr": "x.data", "autograd": "minigrad.grad, minigrad.functional",
     "set_grad_enabled": "minigrad.no_grad, enable_grad",
     "inference_mode": "minigrad.no_grad", "func": "minigrad.functional", "compile": "nothing: there is no compiler",

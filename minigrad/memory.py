@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from minigrad.backward import nodes_behind
 from minigrad.core import Node
 from minigrad.errors import DTypeError
+from minigrad.explain import explained
 from minigrad.observe import Instrument, arrays_in, base_of, node_of, notes, scaled, table
 from minigrad.tensor import Tensor
 
@@ -147,6 +148,7 @@ class MemorySummary(NamedTuple):
         return f"{_shown(self.rows, 'total')}\nnodes: {self.nodes}, leaves: {self.leaves}, with {own}"
 
 
+@explained
 def memory_summary(results: Any) -> MemorySummary:
     """What the graph of ``results``, a Tensor or a list, tuple or dict of them, holds, by operation and residual.
 
@@ -184,7 +186,8 @@ def _tensors(value: Any) -> Iterator[Any]:
         for part in value.values() if isinstance(value, dict) else value:
             yield from _tensors(part)
     else:
-        raise DTypeError("a Tensor, or a list, tuple or dict of them", type(value).__name__)
+        hint = "of a model: list(model.parameters())"
+        raise DTypeError("a Tensor, or a list, tuple or dict of them", type(value).__name__, hint)
 
 
 class track_memory(Instrument):

@@ -26,7 +26,8 @@ class Instrument(Observer):
 
     def __enter__(self: Kind) -> Kind:
         if self in core.observers:
-            raise GraphError("an instrument that is not at work yet", f"{type(self).__name__} entered twice")
+            hint = "make a second one"
+            raise GraphError("an instrument that is not at work yet", f"{type(self).__name__} entered twice", hint)
         core.observers.append(self)
         return self
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import threadpoolctl
 
+from minigrad.arguments import whole
 from minigrad.backend import Array, DType
 from minigrad.errors import ArgumentError
 
@@ -191,10 +192,10 @@ def set_num_threads(n: int) -> None:
     >>> set_num_threads(before)
     """
     global _threads
-    if not isinstance(n, int) or n < 1:
-        raise ArgumentError("a number of threads of at least 1", repr(n))
-    _threads = n
-    _blas.set(n)
+    if whole(n, "the number of threads") < 1:
+        raise ArgumentError("a number of threads of at least 1", repr(n), "1 is the caller's alone")
+    _threads = int(n)
+    _blas.set(_threads)
 
 
 def _default_threads() -> int:
@@ -203,7 +204,9 @@ def _default_threads() -> int:
     if wish is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not wish.isdigit() or int(wish) < 1:
-        raise ArgumentError("MINIGRAD_NUM_THREADS to be a number of at least 1", repr(wish))
+        raise ArgumentError(
+            "MINIGRAD_NUM_THREADS to be a number of at least 1", repr(wish), "unset it to use every core"
+        )
     _blas.set(int(wish))
     return int(wish)
 

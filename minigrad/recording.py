@@ -6,8 +6,7 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,33 +21,40 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Mode(threading.local):
     recording = True
     autocast: Any = None  # the half-precision dtype of products, where autocast is on
+    scaled = False  # whether the gradients that are computed are those of a loss times a large number
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[Setting, Any]] = []  # that this thread is in, each with what it will put back
 
 
 mode = _Mode()
+QUIET: Any = {"over": "ignore", "invalid": "ignore"}
 
 
-class _Recording:
-    """Sets the mode for a ``with`` block, a function, or the running parts of a generator; each thread has its own."""
+class Setting:
+    """Sets the mode for a ``with`` block, a function, or the running parts of a generator; each thread has its own.
 
-    wanted = True
+    One object will do for any number of blocks, within each other and in several threads: the thread knows of them.
+    """
 
-    def __init__(self, *given: Any) -> None:
-        if given:
-            name = type(self).__name__
-            raise CallError(
-                f"{name}() without arguments", f"{name}({describe(given[0])})", f"@{name}() with its parentheses"
-            )
-        self._before: list[bool] = []
+    def put(self) -> Any:
+        """Set the mode, and return what it was before."""
+        raise NotImplementedError
+
+    def put_back(self, before: Any) -> None:
+        """Set the mode to what it was."""
+        raise NotImplementedError
 
     def __enter__(self) -> None:
-        self._before.append(mode.recording)
-        mode.recording = self.wanted
+        mode.blocks.append((self, self.put()))
 
     def __exit__(self, *_: object) -> None:
-        mode.recording = self._before.pop()
+        place = len(mode.blocks) - 1
+        while mode.blocks[place][0] is not self:  # blocks of coroutines may overlap
+            place -= 1
+        self.put_back(mode.blocks.pop(place)[1])
 
     def __call__(self, function: F) -> F:
-        kind = type(self)
         if inspect.isasyncgenfunction(function):
             got = f"{function.__qualname__}, an asynchronous generator"
             raise CallError("a function, a generator or a coroutine function", got, "use a with block inside of it")
@@ -56,28 +62,28 @@ class _Recording:
 
             @functools.wraps(function)
             async def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return await _awaited(kind, function(*args, **kwargs))
+                return await _awaited(self, function(*args, **kwargs))
         elif inspect.isgeneratorfunction(function):
 
             @functools.wraps(function)
             def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return _generate(kind, function(*args, **kwargs))
+                return _generate(self, function(*args, **kwargs))
         else:
 
             @functools.wraps(function)
             def wrapped(*args: Any, **kwargs: Any) -> Any:
-                with kind():
+                with self:
                     return function(*args, **kwargs)
 
         return wrapped  # type: ignore[return-value]
 
 
-def _generate(kind: type[_Recording], generator: Any) -> Any:
-    """Run ``generator`` with the mode of ``kind`` inside its body, and the caller's mode between two items."""
+def _generate(setting: Setting, generator: Any) -> Any:
+    """Run ``generator`` with ``setting`` inside its body, and the caller's mode between two items."""
     resume, message = generator.send, None
     try:
         while True:
-            with kind():
+            with setting:
                 item = resume(message)
             try:
                 resume, message = generator.send, (yield item)
@@ -88,14 +94,34 @@ def _generate(kind: type[_Recording], generator: Any) -> Any:
     except StopIteration as stop:
         return stop.value
     finally:
-        with kind():
+        with setting:
             generator.close()
 
 
 @types.coroutine
-def _awaited(kind: type[_Recording], coroutine: Any) -> Any:
-    """Run ``coroutine`` with the mode of ``kind``, and the caller's mode while it waits."""
-    return (yield from _generate(kind, coroutine))
+def _awaited(setting: Setting, coroutine: Any) -> Any:
+    """Run ``coroutine`` with ``setting``, and the caller's mode while it waits."""
+    return (yield from _generate(setting, coroutine))
+
+
+class _Recording(Setting):
+    """Whether operations are recorded."""
+
+    wanted = True
+
+    def __init__(self, *given: Any) -> None:
+        if given:
+            name = type(self).__name__
+            raise CallError(
+                f"{name}() without arguments", f"{name}({describe(given[0])})", f"@{name}() with its parentheses"
+            )
+
+    def put(self) -> bool:
+        before, mode.recording = mode.recording, self.wanted
+        return before
+
+    def put_back(self, before: bool) -> None:
+        mode.recording = before
 
 
 class no_grad(_Recording):
@@ -108,14 +134,36 @@ class enable_grad(_Recording):
     """Record inside, also within ``no_grad``: ``with enable_grad():`` or ``@enable_grad()``."""
 
 
-@contextmanager
-def in_precision(dtype: Any) -> Iterator[None]:
-    """A ``with`` block of this thread in which autocast rounds to ``dtype``; None is off."""
-    before, mode.autocast = mode.autocast, dtype
-    try:
-        yield
-    finally:
-        mode.autocast = before
+class in_precision(Setting):
+    """Inside, autocast rounds to ``dtype``, half precision; None is off.
+
+    NumPy's warnings of overflow and invalid values are silent where it is on: half precision overflows early, which is
+    for :class:`optim.GradScaler` to find.
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+
+    def put(self) -> Any:
+        before, mode.autocast = mode.autocast, self.dtype
+        return before, np.seterr(**QUIET) if self.dtype else None
+
+    def put_back(self, before: Any) -> None:
+        mode.autocast, warnings = before
+        if warnings:
+            np.seterr(**warnings)
+
+
+class scaled_gradients(Setting):
+    """Inside, gradients may overflow half precision: NumPy's warnings of that are silent, GradScaler looks for it."""
+
+    def put(self) -> Any:
+        before, mode.scaled = mode.scaled, True
+        return before, np.seterr(**QUIET)
+
+    def put_back(self, before: Any) -> None:
+        mode.scaled, warnings = before
+        np.seterr(**warnings)
 
 
 def cast(values: Sequence[Any], precision: str) -> tuple[Any, ...]:

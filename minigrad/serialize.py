@@ -36,7 +36,7 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     ...     print(load(f"{folder}/a.safetensors")["x"])
     [1. 1.]
     """
-    path = Path(os.path.realpath(_checked_path(path)))  # a link stays a link: what it points to is written
+    path = Path(os.path.realpath(checked_path(path)))  # a link stays a link: what it points to is written
     plain, text = _plain(arrays), _text(metadata)
     if path.is_dir():
         raise ArgumentError("the path of a file", f"the folder {str(path)!r}", "name a file in it")
@@ -58,9 +58,10 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
         temporary.unlink(missing_ok=True)
 
 
-def _checked_path(path: Any) -> Any:
+def checked_path(path: Any, what: str = "a file", example: str = "model.safetensors") -> Any:
+    """``path``, refused where it is none."""
     if not isinstance(path, str | os.PathLike):
-        raise CallError("the path of a file", describe(path), "such as 'model.safetensors'")
+        raise CallError(f"the path of {what}", describe(path), f"such as {example!r}")
     return path
 
 
@@ -132,7 +133,8 @@ def _array(file: Any, path: str | os.PathLike[str], name: str) -> Array:
     try:
         return file.get_tensor(name)
     except (TypeError, AttributeError):  # as NumPy complains
-        raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}") from None
+        hint = "what wrote the file can cast them"
+        raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}", hint) from None
 
 
 def _bfloat16_array(path: str | os.PathLike[str], name: str) -> Array:
@@ -156,7 +158,7 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def _opened(path: str | os.PathLike[str]) -> Any:
-    if not Path(_checked_path(path)).is_file():
+    if not Path(checked_path(path)).is_file():
         hint = "it is a folder" if Path(path).is_dir() else f"the working directory is {os.getcwd()!r}"
         raise FileFormatError("a safetensors file", f"no file {str(path)!r}", hint)
     try:

@@ -155,9 +155,8 @@ def head_sizes(d_model: int, num_heads: int, num_kv_heads: int | None, head_dim:
     check_sizes(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads)
     if num_heads % num_kv_heads:
         got = f"num_heads={num_heads}, num_kv_heads={num_kv_heads}"
-        raise ArgumentError(
-            "num_heads that is a multiple of num_kv_heads", got, "each head of keys serves as many queries"
-        )
+        hint = "each head of keys serves as many queries"
+        raise ArgumentError("num_heads that is a multiple of num_kv_heads", got, hint)
     if head_dim is None:
         if d_model % num_heads:
             got = f"d_model={d_model}, num_heads={num_heads}"
@@ -184,5 +183,6 @@ def _after(start: int, q: Any, k: Any, mask: Any) -> Any:
     if mask is None:
         return allowed
     if any(size not in (1, full) for size, full in zip(mask.shape[-2:], allowed.shape, strict=True)):
-        raise ShapeError(f"a mask of {length} queries and {seen} keys, cached ones included", f"shape {mask.shape}")
+        got, hint = f"shape {mask.shape}", "keys in the cache come first"
+        raise ShapeError(f"a mask of {length} queries and {seen} keys, cached ones included", got, hint)
     return mask & allowed if mask.dtype.kind == "b" else where(allowed, mask, -np.inf)

@@ -42,17 +42,6 @@ def check_probability(p: Any) -> float:
     return float(p)
 
 
-def check_eps(eps: Any) -> float:
-    """``eps`` as a float, refused below 0.
-
-    >>> check_eps(1e-5)
-    1e-05
-    """
-    if isinstance(eps, bool) or not isinstance(eps, int | float | np.number) or not 0 <= eps < np.inf:
-        raise ArgumentError("eps, a finite number from 0", repr(eps), "1e-5 is usual")
-    return float(eps)
-
-
 def as_operand(x: Any) -> Any:
     """Nested lists and numbers as an array; arrays and Tensors as they are.
 

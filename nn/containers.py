@@ -34,12 +34,13 @@ class ModuleList(Module):
 
     def _set(self, place: int, module: Module) -> None:
         if not isinstance(module, Module):
-            raise DTypeError("modules", f"{type(module).__name__} at place {place}")
+            hint = "a function goes into the forward of an nn.Module"
+            raise DTypeError("modules", f"{type(module).__name__} at place {place}", hint)
         setattr(self, str(place), module)
 
     def _place(self, index: int) -> int:
         if not -len(self) <= index < len(self):
-            raise IndexRangeError(f"an index from {-len(self)} to {len(self) - 1}", str(index))
+            raise IndexRangeError(f"an index into {len(self)} modules", str(index), "-1 is the last")
         return index % len(self)
 
     def __getitem__(self, index: Any) -> Any:
@@ -98,9 +99,11 @@ class ModuleDict(Module):
 
     def __setitem__(self, name: str, module: Module) -> None:
         if not isinstance(module, Module):
-            raise DTypeError("modules", f"{type(module).__name__} for {name!r}")
+            hint = "a function goes into the forward of an nn.Module"
+            raise DTypeError("modules", f"{type(module).__name__} for {name!r}", hint)
         if "." in name or hasattr(type(self), name) or (name in vars(self) and name not in self):
-            raise ArgumentError("a name without dots that is none of ModuleDict's own", repr(name))
+            hint = "another name; its methods are attributes too"
+            raise ArgumentError("a name without dots that is none of ModuleDict's own", repr(name), hint)
         setattr(self, name, module)
 
     def __getitem__(self, name: str) -> Any:

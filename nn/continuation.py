@@ -2,7 +2,8 @@
 
 A model that decodes has ``context_length``, the most tokens that it reads at once, and ``next_logits(tokens, cache)``,
 the logits (batch, vocab) of the token after ``tokens``, which go on from those in the cache. One that also reads a
-source has ``start(source, max_length)``, which gives the cache.
+source has ``start(source, max_length)``, which gives the cache. Where it also says its ``vocab_size``, a prompt's ids
+are checked before anything is computed, those too that it will not read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from minigrad import asarray
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.explain import describe
+from minigrad.kernels.embedding import check_range
 from nn.cache import KVCache
 from nn.checks import is_whole
 from nn.masks import pad_sequences, token_ids
@@ -37,6 +39,8 @@ class Continuation:
             raise DTypeError("a model that is made for decoding, with next_logits", describe(model), hint)
         self.model = model
         self.tokens = pad_sequences(prompts, 0, left=True)
+        if hasattr(model, "vocab_size"):
+            check_range(self.tokens, model.vocab_size, "id")
         self.start = self.tokens.shape[1] - np.array([len(prompt) for prompt in prompts])
         self._window = self.start.copy()  # the first token of each that is in the cache
         room = min(model.context_length, self.tokens.shape[1] + new_tokens)
@@ -94,7 +98,8 @@ def as_prompts(prompt: Any, model: Any, source: Any) -> tuple[list[Array], Any, 
     prompts = [token_ids(row) for row in prompt] if ndim == 0 else list(np.atleast_2d(token_ids(prompt)))
     if (source is not None) != hasattr(model, "start"):
         expected = "no source, the model has no encoder" if source is not None else "source=…, ids for the encoder"
-        raise ArgumentError(expected, "one" if source is not None else "none")
+        hint = "nn.Transformer has an encoder, nn.TransformerLM has none"
+        raise ArgumentError(expected, "one" if source is not None else "none", hint)
     if source is None:
         return prompts, None, ndim
     if _ragged(source):
@@ -106,7 +111,8 @@ def as_prompts(prompt: Any, model: Any, source: Any) -> tuple[list[Array], Any, 
         prompts, ndim = prompts * len(source), 2
     source = np.atleast_2d(source)
     if len(source) != len(prompts):
-        raise ShapeError(f"a source for each of {len(prompts)} prompts", f"{len(source)}")
+        hint = "one prompt (T,) begins the targets of all"
+        raise ShapeError(f"a source for each of {len(prompts)} prompts", f"{len(source)}", hint)
     return prompts, source, ndim
 
 
@@ -121,7 +127,8 @@ def _ragged(sequences: Any) -> bool:
 def check_new_tokens(max_new_tokens: Any) -> None:
     """Refuse a number of tokens to write that is none."""
     if not is_whole(max_new_tokens, 0):
-        raise ArgumentError("max_new_tokens, a whole number from 0", repr(max_new_tokens))
+        hint = "the length of the prompt doesn't count"
+        raise ArgumentError("max_new_tokens, a whole number from 0", repr(max_new_tokens), hint)
 
 
 def as_stops(eos: Any) -> Array:

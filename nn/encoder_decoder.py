@@ -194,8 +194,8 @@ class Transformer(Module):
         check_sizes(num_layers=num_layers, num_decoder_layers=num_decoder_layers)
         if share_embeddings and src_vocab_size != tgt_vocab_size:
             got = f"src_vocab_size={src_vocab_size}, tgt_vocab_size={tgt_vocab_size}"
-            raise ArgumentError("one vocabulary for share_embeddings", got)
-        self.context_length, self.pad_id = max_len, pad_id
+            raise ArgumentError("one vocabulary for share_embeddings", got, "give both the same size, or share nothing")
+        self.vocab_size, self.context_length, self.pad_id = tgt_vocab_size, max_len, pad_id
         self.embedding_scale = math.sqrt(d_model) if scale_embeddings else 1.0
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         drawn = {**place, "generator": random.generator(generator)}

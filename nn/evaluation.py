@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import numpy as np
 from minigrad import asarray, no_grad
 from minigrad.backend import to_numpy
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.explain import explained
 from nn.checks import check_sizes
 from nn.continuation import evaluating
 
 IGNORED = -100  # a target that doesn't count
 
 
+@explained
 def total_loss(
     model: Any, tokens: Any, window: int | None = None, stride: int | None = None, batch_size: int = 8
 ) -> tuple[float, int]:
@@ -34,9 +37,8 @@ def total_loss(
     stride = window if stride is None else stride
     check_sizes(window=window, stride=stride, batch_size=batch_size)
     if stride > window:
-        raise ArgumentError(
-            f"a stride of at most the window, {window}", str(stride), "tokens between would be left out"
-        )
+        hint = "tokens between would be left out"
+        raise ArgumentError(f"a stride of at most the window, {window}", str(stride), hint)
     total, count = 0.0, 0
     with evaluating(model), no_grad():
         for inputs, targets in _batches(_texts(tokens), window, stride, batch_size):
@@ -45,6 +47,7 @@ def total_loss(
     return total, count
 
 
+@explained
 def perplexity(
     model: Any, tokens: Any, window: int | None = None, stride: int | None = None, batch_size: int = 8
 ) -> float:
@@ -68,7 +71,8 @@ def _texts(tokens: Any) -> np.ndarray[Any, Any]:
     if texts.dtype.kind not in "iu":
         raise DTypeError("token ids as integers", f"dtype {texts.dtype}", "encode text with the tokenizer first")
     if texts.ndim not in (1, 2) or texts.shape[-1] < 2 or not texts.size:
-        raise ShapeError("tokens (N,) or (texts, N) with N at least 2", f"shape {texts.shape}")
+        hint = "each token but the first is predicted"
+        raise ShapeError("tokens (N,) or (texts, N) with N at least 2", f"shape {texts.shape}", hint)
     return np.atleast_2d(texts)
 
 
@@ -76,9 +80,8 @@ def _batches(texts: Any, window: int, stride: int, batch_size: int) -> Iterator[
     """Inputs and targets (batch, window), windows that end early filled up with targets that don't count."""
     last = texts.shape[1] - 1  # tokens that have a target
     starts = range(0, max(last - window, 0) + stride, stride)
-    places = [(text, start) for text in texts for start in starts]
-    for first in range(0, len(places), batch_size):
-        batch = places[first : first + batch_size]
+    places = ((text, start) for text in texts for start in starts)
+    while batch := list(islice(places, batch_size)):
         inputs = np.zeros((len(batch), min(window, last)), np.int64)
         targets = np.full(inputs.shape, IGNORED)
         for row, (text, start) in enumerate(batch):

@@ -89,7 +89,8 @@ class FeedForward(Module):
     ) -> None:
         super().__init__()
         if not callable(activation) and activation not in ACTIVATIONS:
-            raise ArgumentError(f"an activation of {sorted(ACTIVATIONS)}, or a function", repr(activation))
+            hint = "such as 'gelu', or nn.functional.silu"
+            raise ArgumentError(f"an activation of {sorted(ACTIVATIONS)}, or a function", repr(activation), hint)
         kinds: dict[str, Any] = {
             "bias": bias,
             "dtype": dtype,

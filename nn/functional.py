@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np  # noqa: F401 (for the examples)
 
-from minigrad import random, sigmoid, split, where
+from minigrad import random, sigmoid, split
 from minigrad.arguments import normal_axis
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError, ShapeError
@@ -23,6 +23,7 @@ from minigrad.kernels.gelu import gelu
 from minigrad.kernels.layer_norm import layer_norm
 from minigrad.kernels.linear import linear
 from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
+from minigrad.kernels.relu import relu
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rope import apply_rope
 from minigrad.kernels.softmax import log_softmax, softmax
@@ -57,17 +58,6 @@ __all__ = [
     "swiglu_ffn",
 ]
 __getattr__, __dir__ = module_names(globals())
-
-
-@explained
-def relu(x: Any) -> Any:
-    """``max(x, 0)`` of each element, NaN where x is; the derivative at 0 is 0.
-
-    >>> print(relu(np.array([np.nan, -1.0, 2.0])))
-    [nan  0.  2.]
-    """
-    x = as_operand(x)
-    return where(x <= 0, 0, x)
 
 
 @explained

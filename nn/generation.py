@@ -9,11 +9,12 @@ import numpy as np
 
 from minigrad import no_grad, random
 from minigrad.errors import CallError
-from minigrad.explain import describe
+from minigrad.explain import describe, explained
 from nn.continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
 from nn.sampling import check_sampling, drawn, next_token_probabilities
 
 
+@explained
 def generate(
     model: Any,
     prompt: Any,

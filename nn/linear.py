@@ -93,7 +93,8 @@ class Embedding(Module):
         super().__init__()
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise IndexRangeError(f"a padding_idx from {-num_embeddings} to {num_embeddings - 1}", str(padding_idx))
+            got, hint = str(padding_idx), "None trains every row"
+            raise IndexRangeError(f"a padding_idx from {-num_embeddings} to {num_embeddings - 1}", got, hint)
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         shape = (num_embeddings, embedding_dim)
         self.weight = truncated_normal(shape, std, dtype=dtype, device=device, generator=generator)

@@ -15,10 +15,12 @@ from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError
 from minigrad.explain import describe
+from minigrad.serialize import checked_path
 from nn.checks import check_probability, is_whole
 from nn.transformer import TransformerLM
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+WRITERS = "save_pretrained of transformers writes such files, and save_llama"
 
 # Our name of a part of a block -> theirs.
 PARTS = {
@@ -97,21 +99,19 @@ def load_llama(
     >>> bool((again([[1, 2, 3]]).data == model([[1, 2, 3]]).data).all())
     True
     """
-    folder = Path(folder)
+    folder = Path(checked_path(folder, "a folder", "models/llama"))
     config = _read_json(folder / CONFIG)
     arguments = arguments_of(config, ignore)
     most = arguments["context_length"]
     if context_length is not None and not (is_whole(context_length, 1) and context_length <= most):
-        raise ArgumentError(f"a context_length up to max_position_embeddings = {most}", repr(context_length))
+        hint = "None takes all of it"
+        raise ArgumentError(f"a context_length up to max_position_embeddings = {most}", repr(context_length), hint)
     arguments["context_length"] = context_length or most
     weights = _read_weights(folder)
     model = TransformerLM(**arguments, dtype=dtype, device=device, generator=0)
-    names = {theirs(name): name for name in model.state_dict()}
-    needed = names.keys() - ({"lm_head.weight"} if arguments["tie_embeddings"] else set())
-    missing, unexpected = sorted(needed - weights.keys()), sorted(weights.keys() - names.keys())
-    if missing or unexpected:
-        got = f"missing: {missing[:9]}, unexpected: {unexpected[:9]}"
-        raise FileFormatError(f"the {len(needed)} arrays that {CONFIG} asks for", got)
+    state = model.state_dict()
+    names = {theirs(name): name for name in state}
+    _check_weights(weights, {name: state[names[name]].shape for name in names}, arguments["tie_embeddings"])
     model.load_state_dict({names[name]: array for name, array in weights.items()})
     for layer in model.layers:
         layer.attn.dropout = check_probability(config.get("attention_dropout") or 0.0)
@@ -139,12 +139,14 @@ def save_llama(
     ['config.json', 'model.safetensors']
     """
     if not isinstance(model, TransformerLM):
-        raise ArgumentError("a TransformerLM", type(model).__name__)
+        raise ArgumentError("a TransformerLM", type(model).__name__, "no other has a counterpart in transformers")
     _check_parts(model)
     config = {**config_of(model), "pad_token_id": None}
     for name, token in {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id}.items():
         if token is not None and not (is_whole(token, 0) and token < model.vocab_size):
-            raise ArgumentError(f"{name}, an id from 0 to {model.vocab_size - 1}, or None", repr(token))
+            raise ArgumentError(
+                f"{name}, an id from 0 to {model.vocab_size - 1}, or None", repr(token), "ids count from 0"
+            )
         config[name] = None if token is None else int(token)
     folder = prepared(folder)
     tied = model.lm_head.weight is model.token_embeddings.weight and model.embedding_scale is None
@@ -164,7 +166,8 @@ def _check_parts(model: TransformerLM) -> None:
     """Refuse a model whose parts were exchanged for some that a LLaMA of transformers doesn't have."""
     parts = [*OUTER, *(f"layers.{i}.{part}" for i in range(len(model.layers)) for part in PARTS)]
     if odd := sorted(model.state_dict().keys() ^ {f"{part}.weight" for part in parts}):
-        raise ArgumentError("a TransformerLM with the parts that it was made with", f"missing or added: {odd[:9]}")
+        expected, got = "a TransformerLM with the parts that it was made with", f"missing or added: {odd[:9]}"
+        raise ArgumentError(expected, got, "a LLaMA of transformers has no others")
     settings = {(block.ln1.eps, block.ln2.eps, block.ffn.w1.out_features) for block in model.layers}
     if settings != {(model.ln_final.eps, model.ln_final.eps, model.layers[0].ffn.w1.out_features)}:
         got = f"(ln1.eps, ln2.eps, d_ff) of {sorted(settings)}, ln_final.eps of {model.ln_final.eps}"
@@ -173,10 +176,14 @@ def _check_parts(model: TransformerLM) -> None:
 
 def prepared(folder: str | os.PathLike[str]) -> Path:
     """The folder, made where it isn't there, for ``save_llama``; refused if it holds another model's shards."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(checked_path(folder, "a folder", "models/llama"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        got = f"{str(folder)!r}, where a file is in the way"
+        raise ArgumentError("a folder to save in", got, "it is made where it isn't there") from None
     if (folder / INDEX).exists():
-        raise ArgumentError("a folder of its own", f"{folder}, which holds a model in shards")
+        raise ArgumentError("a folder of its own", f"{folder}, which holds a model in shards", "name a new one")
     return folder
 
 
@@ -188,7 +195,7 @@ def arguments_of(config: Mapping[str, Any], ignore: Iterable[str] = ()) -> dict[
     _check_settings(config, set(ignore))
     given = [config.get(name) or {} for name in ("rope_scaling", "rope_parameters")]
     if not all(isinstance(part, dict) for part in given):
-        raise FileFormatError(f"rope_scaling and rope_parameters in {CONFIG} as objects, or null", repr(given))
+        raise FileFormatError(f"rope_scaling and rope_parameters in {CONFIG} as objects, or null", repr(given), WRITERS)
     rope = {**given[0], **given[1]}
     theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
     if rope.get("partial_rotary_factor") == 1:
@@ -209,10 +216,11 @@ def arguments_of(config: Mapping[str, Any], ignore: Iterable[str] = ()) -> dict[
 
 def _check_settings(config: Mapping[str, Any], ignore: set[str]) -> None:
     if config.get("model_type") not in FAMILY:
-        raise ArgumentError(f"a model_type of {FAMILY}", repr(config.get("model_type")))
+        hint = "other families compute something else"
+        raise ArgumentError(f"a model_type of {FAMILY}", repr(config.get("model_type")), hint)
     needed = {*SIZES, "max_position_embeddings"}
     if missing := sorted(needed - config.keys()):
-        raise FileFormatError(f"{CONFIG} with {sorted(needed)}", f"none of {missing}")
+        raise FileFormatError(f"{CONFIG} with {sorted(needed)}", f"none of {missing}", WRITERS)
     default = {**FIXED, "sliding_window": 4096 if config["model_type"] == "mistral" else None}
     found = {name: config.get(name, default[name]) for name in FIXED}
     window, longest = found["sliding_window"], config["max_position_embeddings"]
@@ -274,6 +282,21 @@ def theirs(name: str) -> str:
     return f"model.layers.{number}.{PARTS[part]}.weight"
 
 
+def _check_weights(weights: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], tied: bool) -> None:
+    """Refuse arrays whose names and shapes are not those of the model; with tied embeddings lm_head may be absent."""
+    needed = shapes.keys() - ({"lm_head.weight"} if tied else set())
+    common = sorted(weights.keys() & shapes.keys())
+    faults = {
+        "missing": sorted(needed - weights.keys()),
+        "unexpected": sorted(weights.keys() - shapes.keys()),
+        "wrong shape": [f"{n} {weights[n].shape}, not {shapes[n]}" for n in common if weights[n].shape != shapes[n]],
+    }
+    if any(faults.values()):
+        got = ", ".join(f"{kind}: {names[:9]}" for kind, names in faults.items() if names)
+        hint = f"the weights and {CONFIG} must be of one model"
+        raise FileFormatError(f"the {len(needed)} arrays that {CONFIG} asks for", got, hint)
+
+
 def _in_half_layout(model: TransformerLM, name: str, array: Array) -> Array:
     """Rows of a projection of queries or keys as in the half layout: first of each pair of a head, then the second."""
     array = to_numpy(array)
@@ -294,11 +317,11 @@ def _read_weights(folder: Path) -> dict[str, Array]:
     else:
         places = _read_json(folder / INDEX).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
-            raise FileFormatError(f"{INDEX} with a weight_map of names and files", describe(places))
+            raise FileFormatError(f"{INDEX} with a weight_map of names and files", describe(places), WRITERS)
         weights = {}
         for file in sorted(set(places.values())):
             if Path(file).name != file:
-                raise FileFormatError("shards in the folder itself", repr(file))
+                raise FileFormatError("shards in the folder itself", repr(file), f"{INDEX} names each without a path")
             weights |= {name: array for name, array in load(folder / file).items() if places.get(name) == file}
     return {name: array for name, array in weights.items() if not name.endswith("rotary_emb.inv_freq")}
 
@@ -306,10 +329,11 @@ def _read_weights(folder: Path) -> dict[str, Array]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise FileFormatError(f"a folder of transformers, with {path.name}", f"no file {str(path)!r}") from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        expected, got = f"a folder of transformers, with {path.name}", f"no file {str(path)!r}"
+        raise FileFormatError(expected, got, WRITERS) from None
     except ValueError as error:
-        raise FileFormatError(f"JSON in {path.name}", str(error)) from None
+        raise FileFormatError(f"JSON in {path.name}", str(error), WRITERS) from None
     if not isinstance(found, dict):
-        raise FileFormatError(f"a JSON object in {path.name}", type(found).__name__)
+        raise FileFormatError(f"a JSON object in {path.name}", type(found).__name__, WRITERS)
     return found

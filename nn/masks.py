@@ -10,6 +10,7 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import DTypeError, ShapeError
+from minigrad.explain import explained
 from nn.checks import check_sizes
 
 
@@ -21,12 +22,14 @@ def token_ids(sequence: Any) -> Array:
     """
     tokens = to_numpy(asarray(sequence).data)
     if tokens.ndim not in (1, 2) or not tokens.size:
-        raise ShapeError("token ids (T,) or (batch, T), at least one", f"shape {tokens.shape}")
+        hint = "begin with the token of a new line, say"
+        raise ShapeError("token ids (T,) or (batch, T), at least one", f"shape {tokens.shape}", hint)
     if tokens.dtype.kind not in "iu":
         raise DTypeError("token ids as integers", f"dtype {tokens.dtype}", "encode text with the tokenizer first")
     return tokens.astype(np.int64)
 
 
+@explained
 def pad_sequences(sequences: Sequence[Any], pad_id: int, left: bool = False) -> Array:
     """Sequences of token ids of any lengths as one int64 array (batch, longest), filled up with ``pad_id``.
 
@@ -41,6 +44,7 @@ def pad_sequences(sequences: Sequence[Any], pad_id: int, left: bool = False) -> 
     return padded
 
 
+@explained
 def padding_mask(tokens: Any, pad_id: int) -> Array:
     """True where a token isn't ``pad_id``: (batch, T) to (batch, 1, 1, T), which broadcasts to all heads and queries.
 
@@ -49,12 +53,13 @@ def padding_mask(tokens: Any, pad_id: int) -> Array:
     """
     tokens = asarray(tokens).data
     if tokens.dtype.kind not in "iu":
-        raise DTypeError("token ids as integers", f"dtype {tokens.dtype}")
+        raise DTypeError("token ids as integers", f"dtype {tokens.dtype}", "encode text with the tokenizer first")
     if tokens.ndim == 0:
-        raise ShapeError("tokens (batch, T)", "a single number")
+        raise ShapeError("tokens (batch, T)", "a single number", "[[token]] is a batch of one")
     return (tokens != pad_id)[..., None, None, :]
 
 
+@explained
 def causal_mask(length: int) -> Array:
     """True where key j is not after query i, (length, length): the same as ``is_causal=True``, which is faster.
 

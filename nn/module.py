@@ -104,7 +104,8 @@ class Module:
             hint = f"self.{name} = nn.ModuleList([...]), so that parameters() finds what is in it"
             raise DTypeError("modules in an nn.ModuleList", f"a {type(value).__name__} of them for {name!r}", hint)
         if isinstance(value, Module) and any(module is self for module in value.modules()):
-            raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to")
+            hint = "assign it to a module above both"
+            raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to", hint)
 
     def _adopt(self, name: str, child: Module) -> None:
         """Name all that is below ``child`` by its path from here."""
@@ -119,8 +120,9 @@ class Module:
 
         persistent: whether it belongs into the state dict.
         """
-        if not name.isidentifier() or (hasattr(self, name) and name not in self._buffers):
-            raise ArgumentError("the name of a new attribute for a buffer", repr(name))
+        if not (isinstance(name, str) and name.isidentifier()) or (hasattr(self, name) and name not in self._buffers):
+            hint = "a word that the module doesn't use yet"
+            raise ArgumentError("the name of a new attribute for a buffer", repr(name), hint)
         self._buffers[name] = persistent
         setattr(self, name, value)
 
@@ -195,10 +197,9 @@ class Module:
         wrong = [f"{n} {np.shape(value)}, not {t.shape}" for n, t, value in pairs if np.shape(value) != t.shape]
         faults = {"missing": missing, "unexpected": unexpected} if strict else {}
         faults |= {"wrong shape": wrong, "different values of one tied parameter": [] if wrong else _conflicts(pairs)}
-        if any(faults.values()):
-            got = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
-            hint = "strict=False permits names that are missing or unexpected"
-            raise StateError(f"the {len(own)} names and shapes of this {type(self).__name__}", got, hint)
+        if kinds := [kind for kind, names in faults.items() if names]:
+            got = "; ".join(f"{kind}: {_listed(faults[kind])}" for kind in kinds)
+            raise StateError(f"the {len(own)} names and shapes of this {type(self).__name__}", got, HINTS[kinds[-1]])
         new = [(tensor, Tensor(value, dtype=tensor.dtype, device=tensor.device)) for _, tensor, value in pairs]
         for tensor, value in new:
             tensor.data = value
@@ -244,7 +245,7 @@ class Module:
             device, dtype = None, device
         dtype = None if dtype is None else as_dtype(dtype)
         if dtype is not None and not is_floating(dtype):
-            raise DTypeError("a floating-point dtype for the parameters", str(dtype))
+            raise DTypeError("a floating-point dtype for the parameters", str(dtype), "such as 'float32' or 'bfloat16'")
         place = None if device is None else check_device(device)
         for _, tensor in _once(self._named_tensors(True, lambda persistent: True)):
             tensor._data = _converted(tensor.data, place, dtype)
@@ -304,6 +305,13 @@ class Module:
             lines += [label + text for label in labels]
         body = "\n".join(lines).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {body}\n)"
+
+
+HINTS = {
+    **dict.fromkeys(("missing", "unexpected"), "strict=False permits names that are missing or unexpected"),
+    "wrong shape": "make the module with the sizes that the arrays have",
+    "different values of one tied parameter": "one of its names is enough",
+}
 
 
 def _once(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from minigrad.arguments import check_eps
 from minigrad.backend import DType
 from nn import functional as F
-from nn.checks import check_eps, check_sizes
+from nn.checks import check_sizes
 from nn.module import Module
 from nn.parameter import constant
 

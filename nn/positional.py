@@ -44,7 +44,8 @@ class SinusoidalPositionalEncoding(Module):
         """``dropout(x + P[positions])``; positions are integers (T,) or (..., T), 0 … T-1 if not given."""
         max_len, d_model = self.table.shape
         if x.ndim < 2 or x.shape[-1] != d_model:
-            raise ShapeError(f"(..., T, {d_model})", f"shape {x.shape}")
+            hint = "features are on the last axis, positions before it"
+            raise ShapeError(f"(..., T, {d_model})", f"shape {x.shape}", hint)
         positions = range(x.shape[-2]) if positions is None else positions
         if isinstance(positions, range) and positions.stop > max_len:
             hint = "make it with a larger max_len"
@@ -86,13 +87,13 @@ class RotaryEmbedding(Module):
         super().__init__()
         check_sizes(d_k=d_k, max_seq_len=max_seq_len)
         if d_k % 2:
-            raise ArgumentError(
-                "an even d_k, the features being turned in pairs", str(d_k), "for a head: d_model / heads"
-            )
+            hint = "for a head: d_model / heads"
+            raise ArgumentError("an even d_k, the features being turned in pairs", str(d_k), hint)
         if layout not in LAYOUTS:
-            raise ArgumentError(f"a layout of {LAYOUTS}", repr(layout))
+            hint = "'interleaved' turns neighbours, 'half' those half a row apart"
+            raise ArgumentError(f"a layout of {LAYOUTS}", repr(layout), hint)
         if not isinstance(theta, int | float | np.number) or not 0 < theta < math.inf:
-            raise ArgumentError("a positive theta", repr(theta))
+            raise ArgumentError("a positive theta", repr(theta), "10000 is usual")
         self.d_k, self.max_seq_len, self.theta, self.layout = d_k, max_seq_len, theta, layout
         self.scaling = None if scaling is None else dict(scaling)
         frequencies = scaled_frequencies(theta ** (-np.arange(0, d_k, 2) / d_k), scaling)
@@ -102,7 +103,8 @@ class RotaryEmbedding(Module):
     def forward(self, x: Any, positions: Any = None) -> Any:
         """``x`` (..., T, d_k) turned by its positions: integers (T,), or of x's leading axes; 0 … T-1 if not given."""
         if x.ndim < 2 or x.shape[-1] != self.d_k:
-            raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}")
+            hint = "features are on the last axis, positions before it"
+            raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}", hint)
         device = device_of(asarray(x).data)
         place = checked_positions(positions, x.shape[-2], device, "max_seq_len", self.max_seq_len)
         cos, sin = self.tables(accumulator(x.dtype), device)
@@ -133,11 +135,11 @@ def checked_positions(positions: Any, length: int, device: str, name: str, limit
     else:
         place = asarray(positions).data
         if place.dtype.kind not in "iu":
-            raise DTypeError("positions as integers", f"dtype {place.dtype}")
+            raise DTypeError("positions as integers", f"dtype {place.dtype}", "astype('int64') makes integers")
         count = place.shape[-1] if place.ndim else 0
         first, last = (int(place.min()), int(place.max())) if place.size else (0, 0)
     if count != length:
-        raise ShapeError(f"{length} positions on the last axis", f"{count}")
+        raise ShapeError(f"{length} positions on the last axis", f"{count}", "one for each token")
     if first < 0 or last >= limit:
         got = f"position {first if first < 0 else last}"
         raise IndexRangeError(f"positions from 0, below {name} = {limit}", got, f"make it with a larger {name}")
@@ -159,19 +161,21 @@ def scaled_frequencies(frequencies: Any, scaling: Mapping[str, Any] | None) -> A
     kind = scaling.get("rope_type", scaling.get("type"))
     names = {"default": (), "linear": ("factor",), "llama3": LLAMA3}.get(str(kind))
     if names is None:
-        raise ArgumentError("a rope_scaling of type 'linear' or 'llama3'", f"{kind!r} in {dict(scaling)}")
+        hint = "others are out of scope"
+        raise ArgumentError("a rope_scaling of type 'linear' or 'llama3'", f"{kind!r} in {dict(scaling)}", hint)
     numbers: list[Any] = [scaling.get(name) for name in names]
     bad = [x for x in numbers if not isinstance(x, int | float) or not 0 < x < math.inf]
     unknown = sorted(scaling.keys() - {*names, "rope_type", "type", "rope_theta"})
     if bad or unknown:
-        raise ArgumentError(f"a rope_scaling {kind!r} with numbers above 0 {names}", f"{dict(scaling)}")
+        hint = "as in a config.json of transformers"
+        raise ArgumentError(f"a rope_scaling {kind!r} with numbers above 0 {names}", f"{dict(scaling)}", hint)
     if kind == "default":
         return frequencies
     if kind == "linear":
         return frequencies / scaling["factor"]
     factor, low, high, original = numbers
     if not high > low:
-        raise ArgumentError("a high_freq_factor above low_freq_factor", f"{dict(scaling)}")
+        raise ArgumentError("a high_freq_factor above low_freq_factor", f"{dict(scaling)}", "LLaMA 3 has 4 and 1")
     turns = original * frequencies / (2 * math.pi)  # full turns within the original context
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return frequencies * (kept + (1 - kept) / factor)

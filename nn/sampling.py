@@ -10,11 +10,13 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, NonFiniteError, ShapeError
+from minigrad.explain import explained
 from nn.checks import is_whole
 
 LARGEST = 1e300  # logit that a penalty gives, so that differences are numbers
 
 
+@explained
 def next_token_probabilities(
     logits: Any,
     temperature: float = 1.0,
@@ -60,10 +62,12 @@ def _penalized(logits: Any, penalty: float, seen: Any) -> Array:
     """The logits as float64, those of tokens seen brought down."""
     x = to_numpy(asarray(logits).data).astype(np.float64)
     if x.ndim == 0 or not x.shape[-1]:
-        raise ShapeError("logits (..., V) of at least one token", f"shape {x.shape}")
+        hint = "a number for each token of the vocabulary"
+        raise ShapeError("logits (..., V) of at least one token", f"shape {x.shape}", hint)
     if penalty != 1:
         if seen is None:
-            raise ArgumentError("seen, a boolean array (..., V), with a repetition_penalty", "None")
+            hint = "True where a text has the token"
+            raise ArgumentError("seen, a boolean array (..., V), with a repetition_penalty", "None", hint)
         with np.errstate(over="ignore", under="ignore"):
             moved = np.where(x > 0, x / penalty, x * penalty).clip(-LARGEST, LARGEST)
         x = np.where(np.asarray(seen) & np.isfinite(x), moved, x)
@@ -75,7 +79,8 @@ def _shifted(x: Array) -> Array:
     with np.errstate(invalid="ignore"):
         x -= x.max(axis=-1, keepdims=True)
     if np.isnan(x).any():  # NaN, +∞, or nothing but -∞
-        raise NonFiniteError("finite logits, or -∞ for a token that is ruled out", "NaN, +∞, or only -∞ in a row")
+        hint = "did the training diverge?"
+        raise NonFiniteError("finite logits, or -∞ for a token that is ruled out", "NaN, +∞, or only -∞ in a row", hint)
     return x
 
 
@@ -110,11 +115,11 @@ def check_sampling(temperature: Any, top_k: Any, top_p: Any, min_p: Any, repetit
     if not isinstance(temperature, number) or not 0 <= temperature < math.inf:
         raise ArgumentError("a temperature from 0", repr(temperature), "0 takes the likeliest token each time")
     if top_k is not None and not is_whole(top_k, 1):
-        raise ArgumentError("top_k, a whole number from 1, or None", repr(top_k))
+        raise ArgumentError("top_k, a whole number from 1, or None", repr(top_k), "None keeps all tokens")
     if top_p is not None and (not isinstance(top_p, number) or not 0 < top_p <= 1):
-        raise ArgumentError("top_p above 0 and at most 1, or None", repr(top_p))
+        raise ArgumentError("top_p above 0 and at most 1, or None", repr(top_p), "None keeps all tokens")
     if min_p is not None and (not isinstance(min_p, number) or not 0 <= min_p <= 1):
-        raise ArgumentError("min_p from 0 to 1, or None", repr(min_p))
+        raise ArgumentError("min_p from 0 to 1, or None", repr(min_p), "None keeps all tokens")
     if not isinstance(repetition_penalty, number) or not 0 < repetition_penalty < math.inf:
         raise ArgumentError("a repetition_penalty above 0", repr(repetition_penalty), "1 is off, 1.2 is strong")
 

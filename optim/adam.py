@@ -54,9 +54,10 @@ class Adam(Optimizer):
         try:
             first, second = (float(beta) for beta in options["betas"])
         except (TypeError, ValueError):
-            raise ArgumentError("a pair of numbers as betas", f"betas={options['betas']!r}") from None
+            hint = "(0.9, 0.999) is usual"
+            raise ArgumentError("a pair of numbers as betas", f"betas={options['betas']!r}", hint) from None
         if not (0 <= first < 1 and 0 <= second < 1):
-            raise ArgumentError("0 <= beta < 1 for both betas", f"betas={options['betas']!r}")
+            raise ArgumentError("0 <= beta < 1 for both betas", f"betas={options['betas']!r}", "(0.9, 0.999) is usual")
         options["betas"] = (first, second)
 
     def _update(self, group: Group, step: int) -> Update:

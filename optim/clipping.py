@@ -10,12 +10,14 @@ import numpy as np
 from minigrad import parallel
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, NonFiniteError
+from minigrad.explain import explained
 from minigrad.tensor import Tensor
 from optim import gpu
 from optim.groups import as_parameters, describe, gradient_of
 from optim.tiles import as_rows, map_tiles
 
 
+@explained
 def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_nonfinite: bool = False) -> Array:
     """Scale all gradients by min(1, max_norm / (norm + 1e-6)), in place, and return the norm that they had before.
 
@@ -35,7 +37,7 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_
     5.0 [0.6 0.8]
     """
     if not max_norm >= 0:
-        raise ArgumentError("max_norm >= 0", f"max_norm={max_norm}")
+        raise ArgumentError("max_norm >= 0", f"max_norm={max_norm}", "math.inf measures the norm alone")
     listed = [params] if isinstance(params, Tensor) else as_parameters(params)
     owners = {p: place for place, p in enumerate(listed) if p.requires_grad and p.grad is not None}
     grads = [as_rows(gradient_of(p, place)) for p, place in owners.items()]

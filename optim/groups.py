@@ -7,6 +7,7 @@ from typing import Any
 
 from minigrad.backend import Array, is_array
 from minigrad.errors import DTypeError, ShapeError
+from minigrad.explain import explained
 from minigrad.tensor import Tensor
 
 
@@ -47,10 +48,12 @@ def gradient_of(param: Tensor, place: int) -> Array:
     if not is_array(grad):
         raise DTypeError(f"a plain array as gradient of {describe(param, place)}", _kind(grad), "assign g.data")
     if grad.shape != param.shape:
-        raise ShapeError(f"a gradient of shape {param.shape} for {describe(param, place)}", f"shape {grad.shape}")
+        hint = "sum it over the axes that were broadcast"
+        raise ShapeError(f"a gradient of shape {param.shape} for {describe(param, place)}", f"shape {grad.shape}", hint)
     return grad
 
 
+@explained
 def decay_groups(named_parameters: Iterable[tuple[str, Tensor]], weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups in which weight decay acts on matrices only.
 

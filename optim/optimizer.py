@@ -23,12 +23,12 @@ from optim.tiles import as_rows, map_tiles
 Group: TypeAlias = dict[str, Any]
 Update: TypeAlias = Callable[..., None]  # (weights, gradient, *moments): tiles, the first and the last in place
 
-LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "lr": (lambda x: 0 <= x < math.inf, "a finite learning rate lr >= 0"),
-    "eps": (lambda x: 0 <= x < math.inf, "a finite eps >= 0"),
-    "weight_decay": (lambda x: 0 <= x < math.inf, "a finite weight_decay >= 0"),
-    "momentum": (lambda x: 0 <= x < math.inf, "a finite momentum >= 0"),
-    "dampening": (math.isfinite, "a finite dampening"),
+LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {
+    "lr": (lambda x: 0 <= x < math.inf, "a finite learning rate lr >= 0", "0.001 is a usual first try"),
+    "eps": (lambda x: 0 <= x < math.inf, "a finite eps >= 0", "1e-8 is usual"),
+    "weight_decay": (lambda x: 0 <= x < math.inf, "a finite weight_decay >= 0", "0 is off, 0.1 is usual"),
+    "momentum": (lambda x: 0 <= x < math.inf, "a finite momentum >= 0", "0 is off, 0.9 is usual"),
+    "dampening": (math.isfinite, "a finite dampening", "0 is off"),
 }
 
 
@@ -75,11 +75,12 @@ class Optimizer:
 
     def add_param_group(self, group: Group) -> None:
         """Take in more parameters, ``{"params": tensors, option: value, ...}``: all of them or, on an error, none."""
+        form = "such as {'params': [p], 'lr': 0.1}"
         if not isinstance(group, dict) or "params" not in group:
-            raise ArgumentError("a parameter group, a dict with 'params'", repr(group)[:80])
-        unknown = sorted(group.keys() - {"params", *self.defaults})
-        if unknown:
-            raise ArgumentError(f"options among {sorted(self.defaults)}", str(unknown))
+            got = f"the keys {sorted(group)}" if isinstance(group, dict) else repr(group)[:80]
+            raise ArgumentError("a parameter group, a dict with 'params'", got, form)
+        if unknown := sorted(group.keys() - {"params", *self.defaults}):
+            raise ArgumentError(f"options among {sorted(self.defaults)}", str(unknown), form)
         params = as_parameters(group["params"])
         if not params:
             raise ArgumentError("at least one parameter", "an empty list", "a generator can be read only once")
@@ -98,11 +99,11 @@ class Optimizer:
 
     def _check(self, options: Group) -> None:
         """Refuse options out of range, and make plain floats of those in it (NumPy's would widen float32 arrays)."""
-        for name, (legal, meaning) in LIMITS.items():
+        for name, (legal, meaning, hint) in LIMITS.items():
             if name in options:
                 value = options[name]
                 if isinstance(value, bool) or not isinstance(value, Real) or not legal(float(value)):
-                    raise ArgumentError(meaning, f"{name}={value!r}")
+                    raise ArgumentError(meaning, f"{name}={value!r}", hint)
                 options[name] = float(value)
 
     def _update(self, group: Group, step: int) -> Update:
@@ -147,7 +148,8 @@ class Optimizer:
         for place, _, param in active:
             gradient_of(param, place)
             if not getattr(param.data.flags, "writeable", True):
-                raise ArgumentError("parameters that can be written to", f"{describe(param, place)}, read-only")
+                hint = "p.data = p.data.copy()"
+                raise ArgumentError("parameters that can be written to", f"{describe(param, place)}, read-only", hint)
         return active
 
     def _counted(self, place: int, group: Group, param: Tensor) -> dict[str, Any]:
@@ -239,17 +241,20 @@ class Optimizer:
             number, _, name = str(key).partition(".")
             place = int(number) if number.isdecimal() else len(owners)
             if place >= len(owners) or name not in {"step", "master", *self.moments}:
-                raise StateError(f"names such as '0.step', for {len(owners)} parameters", repr(key))
+                hint = "saved by another optimizer?"
+                raise StateError(f"names such as '0.step', for {len(owners)} parameters", repr(key), hint)
             param = owners[place][0]
             shape = () if name == "step" else param.shape
             if np.shape(value) != shape:
-                raise StateError(f"shape {shape} for {key!r}, {describe(param, place)}", f"shape {np.shape(value)}")
+                got, hint = f"shape {np.shape(value)}", "saved for another model?"
+                raise StateError(f"shape {shape} for {key!r}, {describe(param, place)}", got, hint)
             make = array_module(param.data).array
             state[place][name] = int(value) if name == "step" else make(value, dtype=accumulator(param.dtype))
         for place, (param, group) in enumerate(owners):
             missing = {"step", *self._kept(group)} - state[place].keys()
             if state[place] and missing:
-                raise StateError(f"{sorted(missing)} of {describe(param, place)}", f"only {sorted(state[place])}")
+                hint = "saved under other options?"
+                raise StateError(f"{sorted(missing)} of {describe(param, place)}", f"only {sorted(state[place])}", hint)
         return state
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module, is_floating
+from minigrad.core import Primitive
 from minigrad.errors import ArgumentError, DTypeError, GraphError, StateError
 from minigrad.explain import describe
 from minigrad.tensor import Tensor
@@ -14,6 +15,15 @@ from optim import gpu
 from optim.optimizer import Optimizer
 
 SMALLEST, LARGEST = 2.0**-100, 2.0**100  # of scales: they and their inverses are numbers of float32
+
+
+def scale_loss(loss: Any, scale: Any) -> Any:
+    """What ``GradScaler.scale`` computes."""
+    return loss * scale
+
+
+scaled = Primitive(scale_loss, elementwise=True).defvjp(lambda g, scale: g * scale)
+scaled.scales_losses = True
 
 
 class GradScaler:
@@ -55,7 +65,7 @@ class GradScaler:
         finite = all(isinstance(x, int | float | np.number) and np.isfinite(x) for x in factors)
         if not finite or not (init_scale > 0 and growth_factor >= 1 and 0 < backoff_factor <= 1):
             expected = "finite numbers init_scale > 0, growth_factor >= 1 and 0 < backoff_factor <= 1"
-            raise ArgumentError(expected, ", ".join(map(repr, factors)))
+            raise ArgumentError(expected, ", ".join(map(repr, factors)), "the defaults are 65536, 2 and 0.5")
         if isinstance(growth_interval, bool) or not hasattr(growth_interval, "__index__") or growth_interval < 1:
             raise ArgumentError("growth_interval, a whole number from 1", repr(growth_interval), "it counts good steps")
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
@@ -69,10 +79,11 @@ class GradScaler:
         if not self.enabled:
             return loss
         if not isinstance(loss, Tensor) or not is_floating(loss.dtype):
-            raise DTypeError("a loss, a floating-point Tensor", describe(loss))
+            hint = "what the model's loss returned, before .item()"
+            raise DTypeError("a loss, a floating-point Tensor", describe(loss), hint)
         self._state = array_module(loss.data).asarray(self._state)
-        scaled: Tensor = loss * self._state[0].astype(np.result_type(loss.dtype, np.float32))
-        return scaled
+        result: Tensor = scaled(loss, self._state[0].astype(np.result_type(loss.dtype, np.float32)))
+        return result
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients of an optimizer by the scale, once between two updates."""

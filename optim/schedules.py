@@ -33,7 +33,8 @@ def cosine_schedule(step: float, max_lr: float, min_lr: float, warmup_steps: flo
     """
     _check_steps(step=step, warmup_steps=warmup_steps, total_steps=total_steps)
     if not 0 <= min_lr <= max_lr < math.inf:
-        raise ArgumentError("0 <= min_lr <= max_lr, both finite", f"min_lr={min_lr}, max_lr={max_lr}")
+        hint = "a tenth of max_lr is a usual min_lr"
+        raise ArgumentError("0 <= min_lr <= max_lr, both finite", f"min_lr={min_lr}, max_lr={max_lr}", hint)
     if step < warmup_steps:
         return step / warmup_steps * max_lr
     if step >= total_steps:
@@ -55,9 +56,9 @@ def noam_schedule(step: float, d_model: int, warmup_steps: float = 4000, factor:
     """
     _check_steps(step=step, warmup_steps=warmup_steps)
     if not 1 <= d_model < math.inf:
-        raise ArgumentError("d_model >= 1", f"d_model={d_model}")
+        raise ArgumentError("d_model >= 1", f"d_model={d_model}", "the width of the model")
     if not 0 <= factor < math.inf:
-        raise ArgumentError("a finite factor >= 0", f"factor={factor}")
+        raise ArgumentError("a finite factor >= 0", f"factor={factor}", "1 is that of the paper")
     if step == 0:
         return 0.0
     scale = step**-0.5 if step >= warmup_steps else step * warmup_steps**-1.5

@@ -49,7 +49,7 @@ class SGD(Optimizer):
         super()._check(options)
         if options["nesterov"] and (options["momentum"] == 0 or options["dampening"] != 0):
             got = f"momentum={options['momentum']}, dampening={options['dampening']}"
-            raise ArgumentError("momentum > 0 and no dampening with nesterov=True", got)
+            raise ArgumentError("momentum > 0 and no dampening with nesterov=True", got, "momentum=0.9 is usual")
 
     def _kept(self, group: Group) -> tuple[str, ...]:
         return self.moments if group["momentum"] else ()

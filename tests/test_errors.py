@@ -6,6 +6,7 @@ read as it stands. ``<…>`` stands for what differs between machines.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import copy
 import errno
@@ -101,7 +102,19 @@ def test_misuse(entry: Entry) -> None:
         exec(entry.snippet, names())
     assert type(caught.value).__name__ == entry.kind
     assert same(str(caught.value), entry.text), str(caught.value)
-    assert caught.value.expected and caught.value.got
+    assert caught.value.expected and caught.value.got and caught.value.hint
+
+
+def test_every_error_has_a_hint() -> None:
+    """Each place that makes an error of ours gives it three parts."""
+    kinds = {name for name in vars(errors) if name.endswith("Error")}
+    made = 0
+    for path in (path for package in ("minigrad", "nn", "optim") for path in (ROOT / package).rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in kinds:
+                assert len(call.args) + len(call.keywords) >= 3, f"{path}:{call.lineno}"
+                made += 1
+    assert made > 200
 
 
 def test_a_text_that_differs_is_noticed() -> None:
@@ -360,6 +373,7 @@ def test_graphs_name_public_operations() -> None:
     """Parts of an operation go by its name, in the repr and in texts."""
     x = mg.Tensor([[3.0, 4.0]], requires_grad=True)
     made = {"norm": x.norm(), "einsum": mg.einsum("ij->i", x), "clip": x.clip(0, 1), "pad": mg.pad(x, 1)}
+    made["stack"] = mg.stack([x, x])
     made["norm "] = x.norm(3)
     for name, out in made.items():
         assert f"made by {name.strip()})" in repr(out)

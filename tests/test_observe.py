@@ -17,6 +17,7 @@ import pytest
 import minigrad as mg
 import nn
 import nn.functional as F
+import optim
 from minigrad import core
 from minigrad.errors import GraphError, NonFiniteError
 
@@ -165,6 +166,22 @@ def test_a_derivative_that_is_recorded_is_named_by_its_operation() -> None:
         y = mg.sqrt(x)
         mg.grad(y.sum(), x, create_graph=True)
     assert f"{__file__}:{line}: y = mg.sqrt(x)" in caught.value.got
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**60])
+def test_overflow_behind_a_scaled_loss_is_left_to_the_scaler_and_a_kink_is_not(scale: float) -> None:
+    """2^60 is no number of float16; what sqrt does at 0 has nothing to do with scales."""
+    scaler, x = optim.GradScaler(init_scale=scale), mg.Tensor([0.0, 4.0], dtype="float32", requires_grad=True)
+    with mg.detect_anomaly():
+        with mg.autocast("float16"):
+            product = x @ x
+        scaler.scale(product * 1).backward(retain_graph=True)
+        assert bool(np.isfinite(x.grad).all()) == (scale == 1)
+        with pytest.raises(NonFiniteError, match="finite gradients of 'sqrt'"):
+            scaler.scale(mg.where(x == 0, 0, x * mg.sqrt(x)).sum()).backward()
+        if scale > 1:
+            with pytest.raises(NonFiniteError, match="finite gradients of"):
+                (product.astype("float32") * scale).backward()
 
 
 def test_a_derivative_of_a_derivative_is_named_by_both() -> None:

@@ -3,7 +3,7 @@
 // A block of 256 threads takes ROWS queries of one head (or, for dk and dv, KEYS keys of one head). Of a product of
 // tiles each thread computes entries 16 rows and 16 columns apart. HEAD, a multiple of 16, is the size of a head in
 // shared memory; features from call.size on are 0 there. Rows of shared arrays are one number longer than they need be,
-// so that the threads of a warp read from different banks.
+// so that the threads of a warp read from different banks. MASK and DROPOUT say whether there are any (1) or not (0).
 
 #define KEYS 32
 #define ROWS (HEAD > 64 ? 16 : 32)
@@ -16,15 +16,22 @@
     UNROLL for (int b = 0, c = threadIdx.x % 16; b < (columns) / 16; b++, c += 16)
 
 // What a call is. q, g, out and dq are (n, h·group, queries, size), k, v, dk and dv (n, h, keys, size), with these
-// strides of the first three axes. Query i sees the keys from i - left to i + right.
+// strides of the first three axes. Query i sees the keys from i - left to i + right, where the mask (n, h·group,
+// queries, keys) is true; it has a stride of 0 along axes where it is the same.
 struct Place { long long n, h, t; };
 struct Call {
-    Place q, k, v, g, out, dq, dk, dv;
-    long long h, group, queries, keys, size, left, right;
+    Place q, k, v, g, out, dq, dk, dv, mask;
+    long long mask_key, h, group, queries, keys, size, left, right;
 };
 
-__device__ inline bool seen(const Call& call, int i, int j) {
-    return i < call.queries && j < call.keys && j >= i - call.left && j <= i + call.right;
+__device__ inline bool seen(const Call& call, const bool* mask, int i, int j) {
+    return i < call.queries && j < call.keys && j >= i - call.left && j <= i + call.right &&
+           (!MASK || mask[i * call.mask.t + j * call.mask_key]);
+}
+// The factor of a weight under dropout.
+struct Dropout { unsigned long long seed; unsigned int limit; float share; };
+__device__ inline float factor(const Dropout& dropout, unsigned int key, int j) {
+    return !DROPOUT ? 1 : kept(key, j, dropout.limit) ? dropout.share : 0;
 }
 __device__ inline int first_key(const Call& call, int i) { return i > call.left ? (i - call.left) / KEYS * KEYS : 0; }
 __device__ inline int last_key(const Call& call, int i) {
@@ -64,14 +71,17 @@ __device__ inline void multiply(const float* x, int xr, int xk, const float* y, 
     }
 }
 
-extern "C" __global__ void forward(const T* q, const T* k, const T* v, T* out, float* total, float* shift,
-                                   const Call* given, float scale) {
+extern "C" __global__ void forward(const Call* given, const T* q, const T* k, const T* v, T* out, float* total,
+                                   float* shift, float scale, const bool* mask, unsigned long long seed,
+                                   unsigned int limit, float share) {
     __shared__ float queries[ROWS * STRIDE], keys[KEYS * STRIDE], weights[ROWS * SCORES];
     __shared__ float top[ROWS], sum[ROWS], fade[ROWS];
     const Call& call = *given;
+    const Dropout dropout = {seed, limit, share};
     int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = blockIdx.y * ROWS;
     k = head_of(k, call.k, n, head / call.group);
     v = head_of(v, call.v, n, head / call.group);
+    mask = head_of(mask, call.mask, n, head);
     fetch(head_of(q, call.q, n, head), call.q, i0, ROWS, call.queries, call.size, scale, queries);
     for (int r = threadIdx.x; r < ROWS; r += blockDim.x) {
         top[r] = -INFINITY;
@@ -83,7 +93,7 @@ extern "C" __global__ void forward(const T* q, const T* k, const T* v, T* out, f
         __syncthreads();
         float scores[ROWS / 16][KEYS / 16] = {};
         multiply(queries, STRIDE, 1, keys, STRIDE, 1, HEAD, scores);
-        ENTRIES(ROWS, KEYS) weights[r * SCORES + c] = seen(call, i0 + r, j0 + c) ? scores[a][b] : -INFINITY;
+        ENTRIES(ROWS, KEYS) weights[r * SCORES + c] = seen(call, mask, i0 + r, j0 + c) ? scores[a][b] : -INFINITY;
         __syncthreads();
         fetch(v, call.v, j0, KEYS, call.keys, call.size, 1, keys);
         for (int r = threadIdx.x / 32; r < ROWS; r += blockDim.x / 32) {  // a warp takes a row, a thread a key
@@ -93,7 +103,8 @@ extern "C" __global__ void forward(const T* q, const T* k, const T* v, T* out, f
             highest = max(highest, before);
             float base = highest == -INFINITY ? 0 : highest, weight = expf(*place - base), added = weight;
             for (int apart = 16; apart; apart /= 2) added += __shfl_xor_sync(~0u, added, apart);
-            *place = weight;
+            unsigned int key = DROPOUT ? row_key(blockIdx.x * call.queries + i0 + r, seed) : 0;
+            *place = weight * factor(dropout, key, j0 + threadIdx.x % 32);
             if (threadIdx.x % 32 == 0) {
                 fade[r] = expf(before - base);
                 sum[r] = sum[r] * fade[r] + added;
@@ -117,7 +128,7 @@ extern "C" __global__ void forward(const T* q, const T* k, const T* v, T* out, f
 }
 
 // D = Σ g · out of each row, which both backward kernels read. A warp takes a row.
-extern "C" __global__ void row_dots(const T* g, const T* out, float* dots, const Call* given, float scale) {
+extern "C" __global__ void row_dots(const Call* given, const T* g, const T* out, float* dots) {
     const Call& call = *given;
     int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads;
     int i = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
@@ -130,30 +141,34 @@ extern "C" __global__ void row_dots(const T* g, const T* out, float* dots, const
 }
 
 // What the backward kernels know of a row: of its weights p = e^(s - shift) / total, and D.
-struct Rows { float shift[ROWS], inverse[ROWS], dot[ROWS]; };
-__device__ inline void fetch_rows(const Call& call, const float* total, const float* shift, const float* dots, int head,
-                                  int i0, Rows& rows) {
+struct Rows { float shift[ROWS], inverse[ROWS], dot[ROWS]; unsigned int key[DROPOUT ? ROWS : 1]; };
+__device__ inline void fetch_rows(const Call& call, const float* total, const float* shift, const float* dots,
+                                  unsigned long long seed, int head, int i0, Rows& rows) {
     for (int r = threadIdx.x; r < ROWS; r += blockDim.x) {
         bool there = i0 + r < call.queries;
         long long place = head * call.queries + i0 + r;
         rows.shift[r] = there ? shift[place] : 0;
         rows.inverse[r] = there && total[place] != 0 ? 1 / total[place] : 0;
         rows.dot[r] = there ? dots[place] : 0;
+        if (DROPOUT) rows.key[r] = row_key(place, seed);
     }
 }
 
-// dq = scale Σ_j ds k, with ds = p (g·v - D).
-extern "C" __global__ void backward_q(const T* q, const T* k, const T* v, const T* g, const float* total,
-                                      const float* shift, const float* dots, T* dq, const Call* given, float scale) {
+// dq = scale Σ_j ds k, with ds = p (f g·v - D) and f the factor of dropout.
+extern "C" __global__ void backward_q(const Call* given, const T* q, const T* k, const T* v, const T* g,
+                                      const float* total, const float* shift, const float* dots, T* dq, float scale,
+                                      const bool* mask, unsigned long long seed, unsigned int limit, float share) {
     __shared__ float queries[ROWS * STRIDE], ups[ROWS * STRIDE], keys[KEYS * STRIDE], slopes[ROWS * SCORES];
     __shared__ Rows rows;
     const Call& call = *given;
+    const Dropout dropout = {seed, limit, share};
     int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = blockIdx.y * ROWS;
     k = head_of(k, call.k, n, head / call.group);
     v = head_of(v, call.v, n, head / call.group);
+    mask = head_of(mask, call.mask, n, head);
     fetch(head_of(q, call.q, n, head), call.q, i0, ROWS, call.queries, call.size, scale, queries);
     fetch(head_of(g, call.g, n, head), call.g, i0, ROWS, call.queries, call.size, 1, ups);
-    fetch_rows(call, total, shift, dots, blockIdx.x, i0, rows);
+    fetch_rows(call, total, shift, dots, seed, blockIdx.x, i0, rows);
     float sum[ROWS / 16][HEAD / 16] = {};
     for (int j0 = first_key(call, i0); j0 < last_key(call, i0); j0 += KEYS) {
         float scores[ROWS / 16][KEYS / 16] = {}, products[ROWS / 16][KEYS / 16] = {};
@@ -165,8 +180,9 @@ extern "C" __global__ void backward_q(const T* q, const T* k, const T* v, const 
         __syncthreads();
         multiply(queries, STRIDE, 1, keys, STRIDE, 1, HEAD, scores);
         ENTRIES(ROWS, KEYS) {
-            float p = seen(call, i0 + r, j0 + c) ? expf(scores[a][b] - rows.shift[r]) * rows.inverse[r] : 0;
-            slopes[r * SCORES + c] = p * (products[a][b] - rows.dot[r]);
+            float p = seen(call, mask, i0 + r, j0 + c) ? expf(scores[a][b] - rows.shift[r]) * rows.inverse[r] : 0;
+            float f = factor(dropout, rows.key[DROPOUT ? r : 0], j0 + c);
+            slopes[r * SCORES + c] = p * (f * products[a][b] - rows.dot[r]);
         }
         __syncthreads();
         multiply(slopes, SCORES, 1, keys, 1, STRIDE, KEYS, sum);
@@ -177,14 +193,16 @@ extern "C" __global__ void backward_q(const T* q, const T* k, const T* v, const 
         if (i0 + r < call.queries && c < call.size) narrow(sum[a][b] * scale, dq[(i0 + r) * call.dq.t + c]);
 }
 
-// dv = Σ_i p g and dk = scale Σ_i ds q, over all queries of the heads that share these keys.
-extern "C" __global__ void backward_kv(const T* q, const T* k, const T* v, const T* g, const float* total,
-                                       const float* shift, const float* dots, T* dk, T* dv, const Call* given,
-                                       float scale) {
+// dv = Σ_i f p g and dk = scale Σ_i ds q, over all queries of the heads that share these keys.
+extern "C" __global__ void backward_kv(const Call* given, const T* q, const T* k, const T* v, const T* g,
+                                       const float* total, const float* shift, const float* dots, T* dk, T* dv,
+                                       float scale, const bool* mask, unsigned long long seed, unsigned int limit,
+                                       float share) {
     __shared__ float keys[KEYS * STRIDE], values[KEYS * STRIDE], tile[ROWS * STRIDE];
     __shared__ float weights[ROWS * SCORES], slopes[ROWS * SCORES];
     __shared__ Rows rows;
     const Call& call = *given;
+    const Dropout dropout = {seed, limit, share};
     int h = blockIdx.x % call.h, n = blockIdx.x / call.h, j0 = blockIdx.y * KEYS;
     fetch(head_of(k, call.k, n, h), call.k, j0, KEYS, call.keys, call.size, 1, keys);
     fetch(head_of(v, call.v, n, h), call.v, j0, KEYS, call.keys, call.size, 1, values);
@@ -193,10 +211,11 @@ extern "C" __global__ void backward_kv(const T* q, const T* k, const T* v, const
     int last = j0 + KEYS + call.left < call.queries ? j0 + KEYS + call.left : call.queries;
     for (int head = h * call.group; head < (h + 1) * call.group; head++) {
         const T *queries = head_of(q, call.q, n, head), *ups = head_of(g, call.g, n, head);
+        const bool* allowed = head_of(mask, call.mask, n, head);
         for (int i0 = first; i0 < last; i0 += ROWS) {
             float scores[ROWS / 16][KEYS / 16] = {}, products[ROWS / 16][KEYS / 16] = {};
             fetch(ups, call.g, i0, ROWS, call.queries, call.size, 1, tile);
-            fetch_rows(call, total, shift, dots, n * call.h * call.group + head, i0, rows);
+            fetch_rows(call, total, shift, dots, seed, n * call.h * call.group + head, i0, rows);
             __syncthreads();
             multiply(tile, STRIDE, 1, values, STRIDE, 1, HEAD, products);
             __syncthreads();
@@ -204,9 +223,11 @@ extern "C" __global__ void backward_kv(const T* q, const T* k, const T* v, const
             __syncthreads();
             multiply(tile, STRIDE, 1, keys, STRIDE, 1, HEAD, scores);
             ENTRIES(ROWS, KEYS) {
-                float p = seen(call, i0 + r, j0 + c) ? expf(scores[a][b] - rows.shift[r]) * rows.inverse[r] : 0;
-                weights[r * SCORES + c] = p;
-                slopes[r * SCORES + c] = p * (products[a][b] - rows.dot[r]);
+                bool there = seen(call, allowed, i0 + r, j0 + c);
+                float p = there ? expf(scores[a][b] - rows.shift[r]) * rows.inverse[r] : 0;
+                float f = factor(dropout, rows.key[DROPOUT ? r : 0], j0 + c);
+                weights[r * SCORES + c] = f * p;
+                slopes[r * SCORES + c] = p * (f * products[a][b] - rows.dot[r]);
             }
             __syncthreads();
             multiply(slopes, 1, SCORES, tile, 1, STRIDE, ROWS, sum_k);

@@ -128,21 +128,16 @@ def _forward(q: Array, k: Array, v: Array, mask: Any, *options: Any) -> tuple[Ar
 
 def _forward_group(job: Job, n: slice, h: slice, out: Array, total: Array, shift: Array) -> None:
     """The attention of some heads, written to ``out``, with ``total`` and ``shift`` of its rows."""
-    decoding = 4 * job.rows[2] * job.rows[3] < job.k.shape[2]  # then a copy of k would cost more than it saves
-    keys, values = job.k[n, h], job.v[n, h]
-    if not decoding:
-        keys = np.multiply(keys, job.scale, out=scratch(keys.shape, keys.dtype, "attention keys"))
-        values = np.positive(values, out=scratch(values.shape, values.dtype, "attention values"))
+    keys, values, scale = job.operands(n, h)
     shifted = False
     with np.errstate(all="ignore"):
         for i, blocks in job.tiles():
             at = (n, h, slice(None), i)
-            queries = _stacked(job.q[at])
-            queries = queries * job.scale if decoding else queries
-            sums, means, top = _forward_tile(job, at, blocks, queries, keys, values, shifted)
+            read = _stacked(job.q[at]), keys, values, scale
+            sums, means, top = _forward_tile(job, at, blocks, read, shifted)
             if not shifted and not _safe(sums, means):
                 shifted = True  # this tile again, and those that follow at once
-                sums, means, top = _forward_tile(job, at, blocks, queries, keys, values, shifted)
+                sums, means, top = _forward_tile(job, at, blocks, read, shifted)
             rows, target = total[at].shape, out[at]
             inverse = _reciprocal(sums).reshape(*rows, 1)
             np.multiply(means.reshape(target.shape), inverse, out=target)
@@ -152,18 +147,19 @@ def _forward_group(job: Job, n: slice, h: slice, out: Array, total: Array, shift
 
 
 def _forward_tile(
-    job: Job, at: Place, blocks: list[Block], queries: Array, keys: Array, values: Array, shifted: bool
+    job: Job, at: Place, blocks: list[Block], read: tuple[Any, ...], shifted: bool
 ) -> tuple[Array, Array, Array]:
     """Σ E, E v and the shift of a tile's rows."""
+    queries, keys, values, scale = read
     top = None
     if shifted:
         top = np.full((*queries.shape[:-1], 1), -np.inf, queries.dtype)
         for block in blocks:
-            np.maximum(top, job.scores(at, block, queries, keys).max(-1, keepdims=True), out=top)
+            np.maximum(top, job.scores(at, block, queries, keys, scale).max(-1, keepdims=True), out=top)
         top[top == -np.inf] = 0
     sums, means = np.zeros(queries.shape[:-1], queries.dtype), None
     for block in blocks:
-        weights = job.weights(at, block, queries, keys, top)
+        weights = _exponentials(job.scores(at, block, queries, keys, scale), top)
         sums += np.matmul(weights, np.ones(weights.shape[-1], weights.dtype))
         if job.dropout_p:
             weights *= job.dropout(at, block.j, weights.shape)
@@ -172,6 +168,13 @@ def _forward_tile(
     if means is None:  # no key is seen
         means = np.zeros((*sums.shape, values.shape[-1]), sums.dtype)
     return sums, means, top
+
+
+def _exponentials(scores: Array, shift: Array | None) -> Array:
+    """E = exp(scores - shift), in place of the scores."""
+    if shift is not None:
+        scores -= shift
+    return np.exp(scores, out=scores)
 
 
 def _safe(sums: Array, means: Array) -> bool:
@@ -193,7 +196,8 @@ def _backward(
     gmask = np.zeros(job.mask.shape, wide) if needs[3] and job.mask is not None else None
     form = (*job.rows, v.shape[-1])
     read, write = (g.reshape(form), out.reshape(form), _reciprocal(total), shift), (gq_view, gk_view, gv_view, gmask)
-    tasks = [partial(_backward_group, job, *at, read, write) for at in job.groups()]
+    body = _backward_at_once if job.at_once() else _backward_group
+    tasks = [partial(body, job, *at, read, write) for at in job.groups()]
     with blas_threads(1):
         run(tasks, 0 if needs[3] else job.nanoseconds(5))  # one by one where all add to the gradient of one mask
     if not tasks:
@@ -225,7 +229,7 @@ def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write
             direct = len(blocks) == gq.shape[2] == 1
             dq = gq[n, h, 0, i] if direct else scratch(queries.shape, wide, "attention dq")
             for block in blocks:
-                weights = job.weights(at, block, queries, keys, top)
+                weights = _exponentials(job.scores(at, block, queries, keys, 1.0), top)
                 ds, remaining = scratch(weights.shape, wide, "attention ds"), weights
                 np.matmul(up, values[:, :, block.j].swapaxes(-1, -2), out=ds)
                 if job.dropout_p:
@@ -243,6 +247,43 @@ def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write
             fresh = False
     np.multiply(dk, job.scale, out=gk[n, h])
     gv[n, h] = dv
+
+
+def _backward_at_once(job: Job, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]) -> None:
+    """The same where a tile holds all scores of a head: nothing is copied, and every product is stored in its place.
+
+    With P = E / total: dv = Pᵀ g, ds = scale · P ∘ (g vᵀ - rowsum(g ∘ out)), dq = ds k, dk = dsᵀ q.
+    """
+    (g, out, inverse, shift), (gq, gk, gv, gmask) = read, write
+    keys, values = job.k[n, h], job.v[n, h]
+    if not job.sees_all():
+        gk[n, h] = gv[n, h] = 0
+    with np.errstate(all="ignore"):
+        for i, blocks in job.tiles():
+            at = (n, h, slice(None), i)
+            queries, up, means, top = (_stacked(x[at]) for x in (job.q, g, out, shift[..., None]))
+            top = top if top.any() else None
+            up = up.astype(queries.dtype, copy=False)
+            for block in blocks:
+                j = block.j
+                weights = _exponentials(job.scores(at, block, queries, keys, job.scale), top)
+                weights *= _stacked(inverse[at][..., None])
+                ds, remaining = scratch(weights.shape, weights.dtype, "attention ds"), weights
+                np.matmul(up, values[:, :, j].swapaxes(-1, -2), out=ds)
+                if job.dropout_p:
+                    remaining = job.dropout(at, j, weights.shape)
+                    ds *= remaining
+                    remaining *= weights
+                ds -= np.vecdot(up, means, dtype=ds.dtype)[..., None]
+                ds *= weights
+                if gmask is not None:
+                    _add_sum(cut(gmask, (*at, j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
+                ds *= job.scale
+                np.matmul(remaining.swapaxes(-1, -2), up, out=gv[n, h, j])
+                np.matmul(ds.swapaxes(-1, -2), queries, out=gk[n, h, j])
+                gq[at] = np.matmul(ds, keys[:, :, j]).reshape(gq[at].shape)
+            if not blocks:
+                gq[at] = 0
 
 
 def _upstream(g: Array, inverse: Array, out: Array) -> Array:

@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 def sizes_of(q: Any, k: Any, v: Any, mask: Any) -> Sizes:
     """The sizes of a call, from arrays or Tensors; an error where they don't fit."""
     if not all(is_floating(x.dtype) for x in (q, k, v)):
-        raise DTypeError("floating-point q, k and v", f"{q.dtype}, {k.dtype} and {v.dtype}")
+        raise DTypeError("floating-point q, k and v", f"{q.dtype}, {k.dtype} and {v.dtype}", "astype('float32') first")
     sizes = _sizes(q.shape, k.shape, v.shape)
     if mask is not None:
         _check_mask(mask, sizes.scores)
@@ -75,13 +75,14 @@ def _check_mask(mask: Any, scores: tuple[int, ...]) -> None:
         raise DTypeError("a boolean or floating-point mask", f"dtype {mask.dtype}", hint)
     tail = scores[len(scores) - mask.ndim :] if mask.ndim <= len(scores) else ()
     if mask.ndim > len(scores) or any(size not in (1, full) for size, full in zip(mask.shape, tail, strict=True)):
-        raise ShapeError(f"a mask that broadcasts to the scores (..., heads, L, S) = {scores}", f"shape {mask.shape}")
+        got, hint = f"shape {mask.shape}", "its last axes are those of the queries and of the keys"
+        raise ShapeError(f"a mask that broadcasts to the scores (..., heads, L, S) = {scores}", got, hint)
 
 
 def band(is_causal: bool, window: int | None) -> tuple[float, float]:
     """How far a query i looks: at keys j with ``i - left <= j <= i + right``."""
     if window is not None and window < 1:
-        raise ArgumentError("a window of at least 1 key, or None", f"window={window}")
+        raise ArgumentError("a window of at least 1 key, or None", f"window={window}", "None looks at all keys")
     left = math.inf if window is None else window - 1
     return left, 0 if is_causal else left
 
@@ -89,7 +90,7 @@ def band(is_causal: bool, window: int | None) -> tuple[float, float]:
 def share_of(dropout_p: float) -> float:
     """The factor of the weights that are kept: 1/(1 - p), and 0 where none is."""
     if not 0 <= dropout_p <= 1:
-        raise ArgumentError("a dropout probability within 0 and 1", f"dropout_p={dropout_p}")
+        raise ArgumentError("a dropout probability within 0 and 1", f"dropout_p={dropout_p}", "0 is off")
     return 0.0 if dropout_p == 1 else 1 / (1 - dropout_p)
 
 
@@ -199,6 +200,21 @@ class Job:
             return [(part, slice(0, h)) for part in _split(n, heads // h)]
         return [(slice(b, b + 1), part) for b in range(n) for part in _split(h, max(1, heads))]
 
+    def at_once(self) -> bool:
+        """Whether one block of one tile holds all scores of a head."""
+        return bool(self.rows[3] <= self.step and self.k.shape[2] <= self.part)
+
+    def operands(self, n: slice, h: slice) -> tuple[Array, Array, float]:
+        """Keys and values of some heads, and the factor that the scores still need.
+
+        Several tiles of queries read copies that lie close together, with the scale in the keys.
+        """
+        k, v = self.k[n, h], self.v[n, h]
+        if self.rows[3] <= self.step:
+            return k, v, self.scale
+        keys = np.multiply(k, self.scale, out=scratch(k.shape, k.dtype, "attention keys"))
+        return keys, np.positive(v, out=scratch(v.shape, v.dtype, "attention values")), 1.0
+
     def tiles(self) -> Iterator[tuple[slice, list[Block]]]:
         """The queries of each tile and the blocks of keys that they see.
 
@@ -220,11 +236,13 @@ class Job:
         seen = _count(self.rows[3], self.k.shape[2], self.step, self.left, self.right)
         return float(seen * math.prod(self.rows[:3]) * (2 + products * self.q.shape[-1] / 32))
 
-    def scores(self, at: Place, block: Block, queries: Array, keys: Array) -> Array:
-        """The scores (n, h, g·i, j) of a block, -inf where attention isn't allowed."""
+    def scores(self, at: Place, block: Block, queries: Array, keys: Array, scale: float) -> Array:
+        """The scores (n, h, g·i, j) of a block, times ``scale``, and -inf where attention isn't allowed."""
         n, h, rows, _ = queries.shape
         scores = scratch((n, h, rows, block.j.stop - block.j.start), queries.dtype, "attention scores")
         np.matmul(queries, keys[:, :, block.j].swapaxes(-1, -2), out=scores)
+        if scale != 1:
+            scores *= scale
         if self.mask is None and not block.hidden:
             return scores
         tile = scores.reshape(n, h, self.rows[2], rows // self.rows[2], scores.shape[-1])
@@ -237,13 +255,6 @@ class Job:
         for columns, hidden in block.hidden:
             np.copyto(tile[..., columns], -np.inf, where=hidden)
         return scores
-
-    def weights(self, at: Place, block: Block, queries: Array, keys: Array, shift: Array | None) -> Array:
-        """E = exp(scores - shift) of a block, in place of the scores."""
-        scores = self.scores(at, block, queries, keys)
-        if shift is not None:
-            scores -= shift
-        return np.exp(scores, out=scores)
 
     def dropout(self, at: Place, j: slice, shape: tuple[int, ...]) -> Array:
         """The factors of a tile's weights, 0 or 1/(1 - p)."""

@@ -80,15 +80,16 @@ class Goal(NamedTuple):
     ) -> Goal:
         """The goal of a call whose logits have the shape (..., V) and this dtype."""
         if reduction not in ("mean", "sum", "none"):
-            raise ArgumentError("reduction='mean', 'sum' or 'none'", repr(reduction))
+            raise ArgumentError("reduction='mean', 'sum' or 'none'", repr(reduction), "'none' gives every loss")
         if not 0 <= smoothing <= 1:
-            raise ArgumentError("a label_smoothing from 0 to 1", repr(smoothing))
+            raise ArgumentError("a label_smoothing from 0 to 1", repr(smoothing), "0 is off, 0.1 is usual")
         if not logits or not logits[-1]:
-            raise ShapeError("logits (..., V) with at least one class", f"shape {logits}")
+            hint = "classes are on the last axis"
+            raise ShapeError("logits (..., V) with at least one class", f"shape {logits}", hint)
         targets, shape, classes = raw(targets), logits[:-1], logits[-1]
         soft = targets.dtype.kind not in "biu"
         if targets.dtype.kind == "b":
-            raise DTypeError("class ids or probabilities as targets", "booleans")
+            raise DTypeError("class ids or probabilities as targets", "booleans", "astype('int64') makes class ids")
         if targets.shape != (logits if soft else shape):
             hint = "classes are on the last axis of the logits; float targets are probabilities of all classes"
             raise ShapeError(f"targets that fit logits of shape {logits}", f"{targets.dtype} {targets.shape}", hint)

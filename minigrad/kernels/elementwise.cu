@@ -8,6 +8,25 @@
 __device__ inline W logistic(W x) { return 1 / (1 + exp(-x)); }
 __device__ inline W silu_slope(W x, W s) { return s * (1 + x * (1 - s)); }
 
+extern "C" __global__ void relu(const T* x, T* y, long long size) {
+    FOR_ALL(c, size) {
+        W v[PACK];
+        load(x + c, v);
+        FOR_LANES(k) v[k] = v[k] <= 0 ? W(0) : v[k];
+        store(v, y + c);
+    }
+}
+
+extern "C" __global__ void relu_backward(const T* g, const T* x, T* dx, long long size) {
+    FOR_ALL(c, size) {
+        W u[PACK], v[PACK];
+        load(g + c, u);
+        load(x + c, v);
+        FOR_LANES(k) v[k] = v[k] <= 0 ? W(0) : u[k];
+        store(v, dx + c);
+    }
+}
+
 extern "C" __global__ void silu(const T* x, T* y, long long size) {
     FOR_ALL(c, size) {
         W v[PACK];

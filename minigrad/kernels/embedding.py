@@ -50,7 +50,8 @@ def _check(ids: Any, weight: Any, padding_idx: int | None) -> None:
         raise ShapeError("a weight of shape (V, d)", f"shape {weight.shape}", "ids come first, then the table")
     check_range(ids, len(weight), "id")
     if padding_idx is not None and not -len(weight) <= padding_idx < len(weight):
-        raise IndexRangeError(f"a padding_idx from {-len(weight)} to {len(weight) - 1}", str(padding_idx))
+        hint = "None trains every row"
+        raise IndexRangeError(f"a padding_idx from {-len(weight)} to {len(weight) - 1}", str(padding_idx), hint)
 
 
 def check_range(ids: Any, size: int, what: str) -> None:
@@ -58,9 +59,8 @@ def check_range(ids: Any, size: int, what: str) -> None:
     ids = raw(ids)
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= size):
         wrong = ids[(ids < 0) | (ids >= size)].reshape(-1)[0]
-        raise IndexRangeError(
-            f"every {what} from 0 to {size - 1}, for {size} of them", f"{what} {int(wrong)}", "nothing wraps"
-        )
+        hint = "nothing wraps"
+        raise IndexRangeError(f"every {what} from 0 to {size - 1}, for {size} of them", f"{what} {int(wrong)}", hint)
 
 
 @embedding.defforward

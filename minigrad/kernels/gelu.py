@@ -42,7 +42,8 @@ def gelu(x: Array, approximate: str = "none") -> Array:
 
 def _exact(approximate: str) -> bool:
     if approximate not in ("none", "tanh"):
-        raise ArgumentError("approximate='none' or 'tanh'", repr(approximate))
+        hint = "'none' is exact, 'tanh' the form of GPT-2"
+        raise ArgumentError("approximate='none' or 'tanh'", repr(approximate), hint)
     return approximate == "none"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from minigrad.backend import Array, array_module, to_device
 from minigrad.kernels.attention import attention
-from minigrad.kernels.attention_tiles import band, scale_of, sizes_of
+from minigrad.kernels.attention_tiles import band, mask_shape, scale_of, share_of, sizes_of, threshold
 from minigrad.kernels.gpu import THREADS, launch, uniform
 
 KEYS, FAR = 32, 1 << 40
@@ -20,12 +20,11 @@ KEYS, FAR = 32, 1 << 40
 def _fits(
     q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, dropout_p: float, seed: int, window: Any
 ) -> bool:
-    """Heads of up to 128 features, of floats of at most 32 bits; masks and dropout are left to the definition."""
+    """Heads of up to 128 features, of floats of at most 32 bits; masks of numbers are left to the definition."""
     return (
         uniform(q, k, v)
         and q.itemsize <= 4
-        and mask is None
-        and not dropout_p
+        and (mask is None or (mask.dtype == bool and not isinstance(mask, np.ndarray)))
         and all(x.ndim >= 2 and x.size for x in (q, k, v))
         and k.shape == v.shape
         and q.shape[-1] <= 128
@@ -37,16 +36,30 @@ def _fits(
 class _Call:
     """A call brought to one form: q (n, h·group, queries, d), k and v (n, h, keys, d)."""
 
-    def __init__(self, q: Array, k: Array, v: Array, is_causal: bool, scale: Any, window: Any) -> None:
-        self.xp, self.sizes, self.d = array_module(q), sizes_of(q, k, v, None), q.shape[-1]
+    def __init__(
+        self, q: Array, k: Array, v: Array, mask: Array | None, is_causal: bool, scale: Any, dropout_p: float,
+        seed: int, window: Any,
+    ) -> None:  # fmt: skip
+        self.xp, self.sizes, self.d = array_module(q), sizes_of(q, k, v, mask), q.shape[-1]
         n, h, group = math.prod(self.sizes.lead), self.sizes.heads, self.sizes.group
         self.rows, self.heads = n * h * group, n * h
         self.queries, self.keys = q.shape[-2], k.shape[-2]
         self.head = -(-self.d // 16) * 16
         self.tile = 16 if self.head > 64 else 32
-        self.scale = scale_of(scale, q)
         left, right = (FAR if x == math.inf else int(x) for x in band(is_causal, window))
-        self.numbers = (h, group, self.queries, self.keys, self.d, left, right)
+        mask, steps = self.spread(mask)
+        self.numbers = (*steps, h, group, self.queries, self.keys, self.d, left, right)
+        chance = np.uint64(seed % 2**64), np.uint32(threshold(dropout_p)), share_of(dropout_p)
+        self.options = (scale_of(scale, q), mask, *chance)
+        self.defines = {"HEAD": self.head, "MASK": int(mask is not None), "DROPOUT": int(dropout_p > 0)}
+
+    def spread(self, mask: Array | None) -> tuple[Array | None, tuple[int, ...]]:
+        """The mask with axes (n, h·group, queries, keys), and its steps along them, 0 where it is the same."""
+        if mask is None:
+            return None, (0, 0, 0, 0)
+        shape = mask_shape(mask, self.sizes)
+        mask = self.xp.broadcast_to(mask, shape).reshape(math.prod(shape[:-3]), *shape[-3:])
+        return mask, tuple(0 if size == 1 else step for size, step in zip(mask.shape, mask.strides, strict=True))
 
     def form(self, x: Array, heads: int) -> Array:
         """``x`` with axes (n, heads, t, d), as a view where that can be."""
@@ -69,8 +82,7 @@ class _Call:
         call = _uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers))
         inputs = list(places.values())
         aligned = all(x.data.ptr % (4 * x.itemsize) == 0 for x in inputs) and not any(s % 4 for s in strides)
-        args = (*args, call, float(self.scale))
-        launch("attention.cu", name, inputs[0], 4 if aligned else 1, grid, THREADS, *args, HEAD=self.head)
+        launch("attention.cu", name, inputs[0], 4 if aligned else 1, grid, THREADS, call, *args, **self.defines)
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,34 +95,33 @@ def _tiles(length: int, tile: int) -> int:
     return -(-length // tile)
 
 
-def _forward(
-    q: Array, k: Array, v: Array, mask: None, is_causal: Any, scale: Any, dropout_p: Any, seed: Any, window: Any
-) -> tuple[Array, dict[str, Any]]:
-    call = _Call(q, k, v, is_causal, scale, window)
+def _forward(q: Array, k: Array, v: Array, *options: Any) -> tuple[Array, dict[str, Any]]:
+    call = _Call(q, k, v, *options)
     result = call.like(q)
     q, out, k, v = call.forms((q, result), (k, v))
     total, shift = (call.xp.empty((call.rows, call.queries), np.float32) for _ in range(2))
     places = {"q": q, "k": k, "v": v, "out": out}
-    call.launch("forward", (call.rows, _tiles(call.queries, call.tile)), places, q, k, v, out, total, shift)
+    grid = (call.rows, _tiles(call.queries, call.tile))
+    call.launch("forward", grid, places, q, k, v, out, total, shift, *call.options)
     return result, {"total": total, "shift": shift}
 
 
 def _backward(
-    g: Array, q: Array, k: Array, v: Array, mask: None, is_causal: Any, scale: Any, dropout_p: Any, seed: Any,
+    g: Array, q: Array, k: Array, v: Array, mask: Any, is_causal: Any, scale: Any, dropout_p: Any, seed: Any,
     window: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
 ) -> tuple[Any, ...]:  # fmt: skip
-    call = _Call(q, k, v, is_causal, scale, window)
+    call = _Call(q, k, v, mask, is_causal, scale, dropout_p, seed, window)
     gradients = [call.like(x) for x in (q, k, v)]
     q, g, out, dq, k, v, dk, dv = call.forms((q, g, out, gradients[0]), (k, v, *gradients[1:]))
     dots = call.xp.empty(total.shape, np.float32)
     places = {"q": q, "k": k, "v": v, "g": g, "out": out, "dq": dq, "dk": dk, "dv": dv}
-    queries = (call.rows, _tiles(call.queries, call.tile))
+    queries, read = (call.rows, _tiles(call.queries, call.tile)), (q, k, v, g, total, shift, dots)
     call.launch("row_dots", (call.rows, _tiles(call.queries, THREADS // 32)), places, g, out, dots)
     if needs[0]:
-        call.launch("backward_q", queries, places, q, k, v, g, total, shift, dots, dq)
+        call.launch("backward_q", queries, places, *read, dq, *call.options)
     if needs[1] or needs[2]:
         keys = (call.heads, _tiles(call.keys, KEYS))
-        call.launch("backward_kv", keys, places, q, k, v, g, total, shift, dots, dk, dv)
+        call.launch("backward_kv", keys, places, *read, dk, dv, *call.options)
     return *(x if need else None for x, need in zip(gradients, needs, strict=False)), None
 
 

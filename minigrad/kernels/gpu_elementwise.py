@@ -9,6 +9,7 @@ import numpy as np
 from minigrad.backend import Array, array_module
 from minigrad.kernels.gelu import _exact, gelu
 from minigrad.kernels.gpu import THREADS, launch, pack_of, uniform
+from minigrad.kernels.relu import relu
 from minigrad.kernels.swiglu import silu, swiglu
 
 
@@ -34,6 +35,7 @@ def _swiglu_backward(g: Array, gate: Array, up: Array, sigma: None, needs: tuple
     return dgate, dup
 
 
+relu.defgpu(lambda x: (_each("relu", x)[0], {}), lambda g, x: _each("relu_backward", g, x), uniform)
 silu.defgpu(
     lambda x: (_each("silu", x)[0], {"sigma": None}),
     lambda g, x, sigma: _each("silu_backward", g, x),

@@ -19,8 +19,7 @@ from minigrad.kernels.gpu_rows import Rows, goal_on_gpu, reduced, scales
 from minigrad.kernels.linear import _check as check_linear
 from minigrad.kernels.linear import linear
 from minigrad.kernels.linear_cross_entropy import _check as check_head
-from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
-from minigrad.recording import mode
+from minigrad.kernels.linear_cross_entropy import half_for, linear_cross_entropy
 
 LOGITS_BYTES = 512 << 20  # of logits at a time
 
@@ -65,19 +64,27 @@ def _head_forward(
     shape = (*x.shape[:-1], len(weight))
     goal = goal_on_gpu(Goal.of(shape, x.dtype, targets, ignore_index, label_smoothing, reduction), x)
     ready = needs if reduction != "none" else (False, False)
-    scale = array_module(x).full(goal.ids.shape, goal.weight, accumulator(x.dtype))
-    losses, *gradients = _one_pass(x, weight, goal, scale, ready)
-    return reduced(losses, goal, reduction), {"goal": goal, "once": [gradients] if any(ready) else []}
+    half = half_for(x.dtype)
+    losses, *gradients = _one_pass(x, weight, goal, _ones(goal, x), ready, half)
+    residuals = {"goal": goal, "once": [gradients] if any(ready) else [], "half": half}
+    return reduced(losses, goal, reduction), residuals
 
 
-def _one_pass(x: Array, weight: Array, goal: Goal, scale: Array, needs: tuple[bool, bool]) -> tuple[Any, Any, Any]:
+def _ones(goal: Goal, x: Array) -> Array:
+    """A scale of 1 for each row: half precision could not hold that of a mean, which comes in at the end."""
+    return array_module(x).ones(goal.ids.shape, accumulator(x.dtype))
+
+
+def _one_pass(
+    x: Array, weight: Array, goal: Goal, scale: Array, needs: tuple[bool, bool], half: Any
+) -> tuple[Any, Any, Any]:
     """Losses of the rows, and the gradients of ``Σ scale · loss``; the logits exist a chunk at a time.
 
     Under autocast the products are in half precision; losses and sums are not.
     """
     xp, rows, work = array_module(x), _matrix(x), accumulator(x.dtype)
-    if mode.autocast:
-        rows, weight = (array.astype(mode.autocast, copy=False) for array in (rows, weight))
+    if half:
+        rows, weight = (array.astype(half, copy=False) for array in (rows, weight))
     losses = xp.empty(len(rows), work)
     gx = xp.empty(rows.shape, x.dtype) if needs[0] else None
     gweight = xp.zeros(weight.shape, work) if needs[1] else None
@@ -101,13 +108,18 @@ def _one_pass(x: Array, weight: Array, goal: Goal, scale: Array, needs: tuple[bo
 
 
 def _head_backward(
-    g: Array, x: Array, weight: Array, goal: Goal, once: Any, needs: tuple[bool, bool]
+    g: Array, x: Array, weight: Array, goal: Goal, once: Any, half: Any, needs: tuple[bool, bool]
 ) -> tuple[Any, Any]:
-    if once:  # made for g = 1; on a GPU a multiplication costs less than to ask whether it is
-        gx, gweight = (None if made is None else made * g.astype(made.dtype) for made in once.pop())
-    else:
-        _, gx, gweight = _one_pass(x, weight, goal, scales(g, goal, accumulator(x.dtype)), needs)
-    return gx, None if gweight is None else gweight.astype(weight.dtype, copy=False)
+    work = accumulator(x.dtype)
+    if g.ndim:
+        _, *gradients = _one_pass(x, weight, goal, scales(g, goal, work), needs, half)
+    else:  # on a GPU a multiplication costs less than to ask whether g is 1
+        made = once.pop() if once else _one_pass(x, weight, goal, _ones(goal, x), needs, half)[1:]
+        gradients = [None if a is None else a * (g.astype(work) * goal.weight) for a in made]
+    gx, gweight = (
+        None if a is None else a.astype(like.dtype, copy=False) for a, like in zip(gradients, (x, weight), strict=True)
+    )
+    return gx, gweight
 
 
 linear_cross_entropy.defgpu(

@@ -44,7 +44,7 @@ class Rows:
 
 
 def _rms_forward(x: Array, normalized_shape: Any, weight: Any, eps: float) -> tuple[Array, dict[str, Any]]:
-    rows = Rows(x, weight, axes=len(normalized(x, normalized_shape, weight=weight)))
+    rows = Rows(x, weight, axes=len(normalized(x, normalized_shape, eps, weight=weight)))
     out, inverse = rows.xp.empty(x.shape, x.dtype), rows.empty()
     rows.launch("rms_norm", "forward", out, inverse, rows.width, float(eps))
     return out, {"inverse": inverse}
@@ -67,7 +67,7 @@ def _total(shares: Array | None, like: Array | None) -> Array | None:
 
 
 def _layer_forward(x: Array, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Array, dict[str, Any]]:
-    rows = Rows(x, weight, bias, axes=len(normalized(x, normalized_shape, weight=weight, bias=bias)))
+    rows = Rows(x, weight, bias, axes=len(normalized(x, normalized_shape, eps, weight=weight, bias=bias)))
     out = rows.xp.empty(x.shape, x.dtype)
     centre, rest, inverse = (rows.empty() for _ in range(3))
     rows.launch("layer_norm", "forward", out, centre, rest, inverse, rows.width, float(eps))

@@ -35,7 +35,7 @@ def layer_norm(
     >>> print(layer_norm(np.array([1.0, 3.0]), eps=0.0))
     [-1.  1.]
     """
-    axes = tuple(range(-len(normalized(x, normalized_shape, weight=weight, bias=bias)), 0))
+    axes = tuple(range(-len(normalized(x, normalized_shape, eps, weight=weight, bias=bias)), 0))
     wide = astype(x, accumulator(x.dtype))
     centred = wide - mean(wide, axes, True)
     centred = centred - mean(centred, axes, True)  # the mean of numbers with a large offset is rounded
@@ -46,7 +46,7 @@ def layer_norm(
 
 @layer_norm.defforward
 def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Array, dict[str, Any]]:
-    axes = len(normalized(x, normalized_shape, weight=weight, bias=bias))
+    axes = len(normalized(x, normalized_shape, eps, weight=weight, bias=bias))
     dtype, work = dtypes(x, weight, bias)
     rows = as_matrix(x, work, axes)
     scale, offset = (None if p is None else as_matrix(p, work, axes)[0] for p in (weight, bias))

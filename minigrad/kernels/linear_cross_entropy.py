@@ -3,6 +3,9 @@
 Of a chunk of rows the logits are made, turned into the losses, then, in place, into the gradient of the loss, and that
 at once into the gradients of x and of the weight. So the forward pass does all the work when a gradient will be asked
 for; the backward pass scales what is there. That takes three matrix products; keeping no gradients would take four.
+
+Under autocast factors and results of the products are rounded to half precision, as those of ``linear`` are; losses and
+sums are not.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from minigrad.kernels.cross_entropy import Goal, cross_entropy, reduced, row_gra
 from minigrad.kernels.linear import linear
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows
 from minigrad.parallel import scratch
+from minigrad.recording import mode
 from minigrad.registry import sample
 
 CHUNK_BYTES = 64 << 20  # of logits at a time; each chunk but the first costs a pass over the weight's gradient
@@ -56,11 +60,11 @@ def linear_cross_entropy(
 
 def _check(x: Any, weight: Any, targets: Any) -> None:
     if np.ndim(weight) != 2 or np.ndim(x) == 0 or x.shape[-1] != weight.shape[1]:
-        raise ShapeError("x (..., d) and weight (V, d)", f"{np.shape(x)} and {np.shape(weight)}")
+        hint = "the weight has a row for each class"
+        raise ShapeError("x (..., d) and weight (V, d)", f"{np.shape(x)} and {np.shape(weight)}", hint)
     if targets.dtype.kind not in "iu":
-        raise DTypeError(
-            "class ids as targets", f"dtype {targets.dtype}", "use cross_entropy(linear(x, weight), targets)"
-        )
+        hint = "use cross_entropy(linear(x, weight), targets)"
+        raise DTypeError("class ids as targets", f"dtype {targets.dtype}", hint)
 
 
 @linear_cross_entropy.defforward
@@ -78,29 +82,35 @@ def _forward(
     shape, dtype = (*x.shape[:-1], len(weight)), dtypes(x, weight)[0]
     goal = Goal.of(shape, dtype, targets, ignore_index, label_smoothing, reduction)
     ready = needs if reduction != "none" else (False, False)  # the weights of single losses are not known yet
-    losses, *gradients = _one_pass(x, weight, goal, np.full(len(goal.ids), goal.weight), ready)
-    return rounded(reduced(losses, goal, reduction), goal.dtype), {
-        "goal": goal,
-        "once": [gradients] if any(ready) else [],
-    }
+    half = half_for(dtype)
+    scale = np.full(len(goal.ids), 1.0 if half else goal.weight)
+    losses, *gradients = _one_pass(x, weight, goal, scale, ready, half)
+    if half:  # it could not hold numbers as small as the gradient of a mean
+        for gradient in gradients:
+            if gradient is not None:
+                gradient *= goal.weight
+    once = [gradients] if any(ready) else []
+    return rounded(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "once": once, "half": half}
 
 
 def _one_pass(
-    x: Any, weight: Any, goal: Goal, scale: Array, needs: tuple[bool, bool]
+    x: Any, weight: Any, goal: Goal, scale: Array, needs: tuple[bool, bool], half: Any
 ) -> tuple[Array, Array | None, Array | None]:
     """Losses of the rows, and the gradients of ``Σ scale · loss`` with respect to x and weight that are needed."""
     work = accumulator(goal.dtype)
-    rows, table = as_matrix(x, work), as_matrix(weight, work)
+    rows, table = (_as_in(half, as_matrix(a, work)) for a in (x, weight))
     scale = scale.astype(work, copy=False)
     losses = np.empty(len(rows), work)
     gx = np.empty(x.shape, work) if needs[0] else None
-    gweight = np.zeros(table.shape, work) if needs[1] else None
+    new = np.empty if len(rows) else np.zeros  # the first chunk writes it
+    gweight = new(table.shape, work) if needs[1] else None
     step = max(1, min(len(rows), CHUNK_BYTES // (len(table) * work.itemsize)))
     for start in range(0, len(rows), step):
         chunk = slice(start, min(start + step, len(rows)))
         logits = scratch((chunk.stop - start, len(table)), work, "logits")
-        np.matmul(rows[chunk], table.T, out=logits)
+        logits = _as_in(half, np.matmul(rows[chunk], table.T, out=logits))
         _to_gradients(logits, goal, chunk, losses, scale, any(needs))
+        logits = _as_in(half, logits)
         if gx is not None:
             np.matmul(logits, table, out=as_matrix(gx, work)[chunk])
         if gweight is not None:
@@ -108,7 +118,17 @@ def _one_pass(
                 np.matmul(logits.T, rows[chunk], out=gweight)
             else:
                 gweight += np.matmul(logits.T, rows[chunk], out=scratch(table.shape, work, "weight"))
-    return losses, gx, gweight
+    return losses, None if gx is None else _as_in(half, gx), None if gweight is None else _as_in(half, gweight)
+
+
+def half_for(dtype: Any) -> Any:
+    """The dtype of the products under autocast, None outside of it; float64 is left alone."""
+    return mode.autocast if dtype.itemsize <= 4 else None
+
+
+def _as_in(half: Any, x: Array) -> Array:
+    """``x`` as it would be in half precision; itself where ``half`` is None."""
+    return x if half is None else rounded(x, half).astype(x.dtype)
 
 
 def _to_gradients(logits: Array, goal: Goal, chunk: slice, losses: Array, scale: Array, wanted: bool) -> None:
@@ -128,7 +148,9 @@ def _to_gradients(logits: Array, goal: Goal, chunk: slice, losses: Array, scale:
 
 
 @linear_cross_entropy.defbackward("x", "weight")
-def _backward(g: Any, x: Any, weight: Any, goal: Goal, once: Any, needs: tuple[bool, bool]) -> tuple[Any, Any]:
+def _backward(
+    g: Any, x: Any, weight: Any, goal: Goal, once: Any, half: Any, needs: tuple[bool, bool]
+) -> tuple[Any, Any]:
     """The gradients that the forward pass made, times g; they are handed over once, then made anew."""
     if once:
         gradients = once.pop()
@@ -137,6 +159,6 @@ def _backward(g: Any, x: Any, weight: Any, goal: Goal, once: Any, needs: tuple[b
                 gradient *= g
     else:
         scale = np.broadcast_to(g, goal.shape).reshape(-1) * goal.weight
-        gradients = _one_pass(x, weight, goal, scale, needs)[1:]
+        gradients = _one_pass(x, weight, goal, scale, needs, half)[1:]
     gx, gweight = gradients
     return None if gx is None else rounded(gx, x.dtype), None if gweight is None else rounded(gweight, weight.dtype)

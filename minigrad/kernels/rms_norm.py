@@ -33,7 +33,7 @@ def rms_norm(x: Array, normalized_shape: Any = None, weight: Array | None = None
     >>> print(rms_norm(np.array([3.0, 4.0, 0.0, 0.0]), eps=0.0))
     [1.2 1.6 0.  0. ]
     """
-    axes = tuple(range(-len(normalized(x, normalized_shape, weight=weight)), 0))
+    axes = tuple(range(-len(normalized(x, normalized_shape, eps, weight=weight)), 0))
     wide = astype(x, accumulator(x.dtype))
     y = wide / sqrt(mean(wide * wide, axes, True) + eps)
     return astype(y if weight is None else y * weight, dtypes(x, weight)[0])
@@ -41,7 +41,7 @@ def rms_norm(x: Array, normalized_shape: Any = None, weight: Array | None = None
 
 @rms_norm.defforward
 def _forward(x: Any, normalized_shape: Any, weight: Any, eps: float) -> tuple[Array, dict[str, Any]]:
-    axes = len(normalized(x, normalized_shape, weight=weight))
+    axes = len(normalized(x, normalized_shape, eps, weight=weight))
     dtype, work = dtypes(x, weight)
     rows = as_matrix(x, work, axes)
     scale = None if weight is None else as_matrix(weight, work, axes)[0]

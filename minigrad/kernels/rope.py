@@ -68,11 +68,13 @@ def apply_rope(x: Array, cos: Array, sin: Array, layout: str = "interleaved") ->
 
 def _check(x: Any, cos: Any, sin: Any, layout: str) -> None:
     if layout not in ("interleaved", "half"):
-        raise ArgumentError("layout 'interleaved' or 'half'", repr(layout))
+        hint = "'interleaved' turns neighbours, 'half' those half a row apart"
+        raise ArgumentError("layout 'interleaved' or 'half'", repr(layout), hint)
     if not all(is_floating(array.dtype) for array in (x, cos, sin)):
-        raise DTypeError("floating-point x, cos and sin", f"{x.dtype}, {cos.dtype} and {sin.dtype}")
+        hint = "astype('float32') first"
+        raise DTypeError("floating-point x, cos and sin", f"{x.dtype}, {cos.dtype} and {sin.dtype}", hint)
     if x.ndim < 1 or x.shape[-1] % 2:
-        raise ShapeError("x of shape (..., seq, d) with an even d", f"shape {x.shape}")
+        raise ShapeError("x of shape (..., seq, d) with an even d", f"shape {x.shape}", "features are turned in pairs")
     full = (*x.shape[:-1], x.shape[-1] // 2)
     for name, table in (("cos", cos), ("sin", sin)):
         padded = (1,) * (len(full) - table.ndim) + table.shape

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator
-from minigrad.errors import ShapeError
+from minigrad.arguments import as_shape, check_eps
+from minigrad.backend import Array, accumulator, is_array, raw
+from minigrad.errors import CallError, ShapeError
+from minigrad.explain import describe
 from minigrad.parallel import blas_threads, for_rows
 
 TILE_SHARE = 1 / 4  # of their bytes that tiles are counted with: four times the usual tile is 10 to 25 % faster here
@@ -81,16 +83,21 @@ def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
             np.matmul(out, ones, out=sums)
 
 
-def normalized(x: Any, normalized_shape: Any, **parameters: Any) -> tuple[int, ...]:
+def normalized(x: Any, normalized_shape: Any, eps: float = 0.0, **parameters: Any) -> tuple[int, ...]:
     """The trailing shape that a normalisation works over: given, or that of its parameters, or the last axis."""
+    check_eps(eps)
     given = [(name, p) for name, p in parameters.items() if p is not None]
     if normalized_shape is None:
         normalized_shape = given[0][1].shape if given else np.shape(x)[-1:]
-    shape = (normalized_shape,) if isinstance(normalized_shape, int | np.integer) else tuple(normalized_shape)
+    if is_array(raw(normalized_shape)):
+        got, hint = describe(normalized_shape), "weight=… is an argument of its own"
+        raise CallError("normalized_shape, the lengths of the last axes", got, hint)
+    shape = as_shape(normalized_shape, "normalized_shape")
     if not shape or np.shape(x)[-len(shape) :] != shape:
         hint = "normalized_shape, or that of weight, is the end of the shape of x"
         raise ShapeError(f"an array whose last axes have the normalized shape {shape}", f"shape {np.shape(x)}", hint)
     for name, p in given:
         if np.shape(p) != shape:
-            raise ShapeError(f"a {name} of the normalized shape {shape}", f"{name} of shape {p.shape}")
+            hint = "a number for each place of a row"
+            raise ShapeError(f"a {name} of the normalized shape {shape}", f"{name} of shape {np.shape(p)}", hint)
     return shape

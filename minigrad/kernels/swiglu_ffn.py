@@ -58,7 +58,8 @@ def _check(x: Any, w1: Any, w3: Any, w2: Any) -> None:
     fit = all(len(shape) == 2 for shape in shapes) and np.shape(x)[-1:] == shapes[0][1:]
     if not fit or shapes[0] != shapes[1] or shapes[2][1] != shapes[0][0]:
         got = f"{np.shape(x)}, {shapes[0]}, {shapes[1]} and {shapes[2]}"
-        raise ShapeError("x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff)", got)
+        hint = "a weight is (outputs, inputs), as that of nn.Linear"
+        raise ShapeError("x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff)", got, hint)
 
 
 @swiglu_ffn.defforward
@@ -91,12 +92,13 @@ def _backward(
     """With h = silu(gate) up and dh = g w2: dw2 = gᵀ h, dw1 = dgateᵀ x, dw3 = dupᵀ x, dx = dgate w1 + dup w3."""
     work = gate.dtype
     rows, upstream, *weights = (as_matrix(a, work) for a in (x, g, w1, w3, w2))
-    gradients = [np.zeros(a.shape, work) if need else None for a, need in zip((x, w1, w3, w2), needs, strict=True)]
+    new = np.empty if len(rows) else np.zeros  # the first chunk writes them
+    gradients = [new(a.shape, work) if need else None for a, need in zip((x, w1, w3, w2), needs, strict=True)]
     gx = None if gradients[0] is None else matrix_of(gradients[0])
     for start in range(0, len(rows), CHUNK):
         chunk = slice(start, min(start + CHUNK, len(rows)))
         arrays = (rows[chunk], upstream[chunk], gate[chunk], up[chunk])
-        _add_gradients(*arrays, weights, None if gx is None else gx[chunk], gradients[1:])
+        _add_gradients(*arrays, weights, None if gx is None else gx[chunk], gradients[1:], fresh=start == 0)
     return tuple(
         None if a is None else rounded(a, like.dtype) for a, like in zip(gradients, (x, w1, w3, w2), strict=True)
     )
@@ -110,8 +112,9 @@ def _add_gradients(
     weights: Sequence[Array],
     gx: Array | None,
     totals: Sequence[Array | None],
+    fresh: bool,
 ) -> None:
-    """Write the gradient of the rows x to gx, and add those of the weights to totals."""
+    """Write the gradient of the rows x to gx, and those of the weights to totals, or add them if not ``fresh``."""
     w1, w3, w2 = weights
     hidden, dgate, dup = (scratch(gate.shape, gate.dtype, key) for key in ("ffn hidden", "ffn dgate", "ffn dup"))
 
@@ -132,7 +135,9 @@ def _add_gradients(
 
     _over_tiles(body, len(x), w1, w2)
     for total, a, b in zip(totals, (dgate, dup, g), (x, x, hidden), strict=True):
-        if total is not None:
+        if total is not None and fresh:
+            np.matmul(a.T, b, out=total)
+        elif total is not None:
             total += np.matmul(a.T, b, out=scratch(total.shape, total.dtype, "ffn weight"))
 
 

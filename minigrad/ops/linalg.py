@@ -13,6 +13,7 @@ from minigrad.backend import Array, array_module, is_half
 from minigrad.backward import unbroadcast
 from minigrad.core import primitive
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.ops._gemm import product
 from minigrad.ops.elementwise import multiply
 from minigrad.ops.reduce import sum
 from minigrad.ops.shape import (
@@ -63,7 +64,7 @@ def matmul(x: Array, y: Array) -> Array:
     if x.ndim > 2 and y.ndim == 2:  # one large product instead of many small ones
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         return xp.matmul(rows, y).reshape(*x.shape[:-1], y.shape[-1])
-    return xp.matmul(x, y)
+    return xp.matmul(x, y) if xp is np else product(x, y)
 
 
 def _matrices(g: Array, x_ndim: int, y_ndim: int) -> Array:

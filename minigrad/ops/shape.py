@@ -210,6 +210,24 @@ def _concatenate_rule(g: Array, arrays_shape: Any, axis: int | None) -> list[Arr
 concatenate.defvjp(_concatenate_rule)
 
 
+@primitive(sequence=True, samples=[sample([(2, 3), (2, 3)]), sample([(2, 3), (2, 3)], axis=-1)])
+def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
+    """Arrays of one shape side by side along a new ``axis``.
+
+    >>> stack([np.ones(3), np.zeros(3)]).shape
+    (2, 3)
+    """
+    if len({np.shape(a) for a in arrays}) > 1:
+        got, hint = ", ".join(str(np.shape(a)) for a in arrays), "concatenate joins arrays of different lengths"
+        raise ShapeError("arrays of one shape to stack", got, hint)
+    if not arrays:
+        raise ArgumentError("at least one array to stack", "none", "the list is empty")
+    return array_module(*arrays).stack(arrays, axis=axis)
+
+
+stack.defvjp(lambda g, axis: [g[along(axis, g.ndim, k)] for k in range(g.shape[axis])])
+
+
 def listed(value: Any) -> tuple[Any, ...]:
     """Several numbers as they are, a single one as a tuple of it."""
     return tuple(value) if np.ndim(value) else (value,)
@@ -218,22 +236,6 @@ def listed(value: Any) -> tuple[Any, ...]:
 def along(axis: int, ndim: int, index: Any) -> tuple[Any, ...]:
     """The index that applies ``index`` along ``axis`` and takes everything along the others."""
     return (*[slice(None)] * (axis % ndim), index)
-
-
-@composite(samples=[sample([(2, 3), (2, 3)]), sample([(2, 3), (2, 3)], axis=-1)])
-def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
-    """Arrays of one shape side by side along a new ``axis``.
-
-    >>> stack([np.ones(3), np.zeros(3)]).shape
-    (2, 3)
-    """
-    arrays = list(arrays)
-    if len({np.shape(a) for a in arrays}) > 1:
-        got, hint = ", ".join(str(np.shape(a)) for a in arrays), "concatenate joins arrays of different lengths"
-        raise ShapeError("arrays of one shape to stack", got, hint)
-    if not arrays:
-        raise ArgumentError("at least one array to stack", "none", "the list is empty")
-    return concatenate([expand_dims(a, axis) for a in arrays], axis)
 
 
 @composite(samples=[sample((2, 6), indices_or_sections=3, axis=1), sample((5, 2), indices_or_sections=[1, 3])])

@@ -134,9 +134,9 @@ def test_half_precision_products_leave_the_losses_where_they_are(
 def test_updates_that_overflow_are_left_out_and_reported(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scale of 2^60 is halved until a gradient fits into float16; from there the weights move."""
+    """A scale of 2^60 is halved until a gradient fits into float16; from there the weights move. No anomaly, that."""
     monkeypatch.setattr(optim, "GradScaler", functools.partial(optim.GradScaler, init_scale=2.0**60))
-    assert train("run", "--max-iters 60 --log-interval 1 --eval-interval 0 --dtype float16") == 0
+    assert train("run", "--max-iters 60 --log-interval 1 --eval-interval 0 --dtype float16 --detect-anomaly") == 0
     shown, lines = capsys.readouterr().out, metrics(tmp_path / "run")
     skipped = [line["skipped"] for line in lines]
     assert skipped[:11] == list(range(11)) and 30 < skipped[-1] < 59

@@ -56,9 +56,18 @@ def test_no_checkpoint_and_a_damaged_one_are_said_in_words(tmp_path: Path) -> No
     with pytest.raises(MiniGradError, match="none at"):
         tc.open_checkpoint(tmp_path / "nowhere")
     path = save(tmp_path, 1)
-    (path / "meta.json").write_text("{")
-    with pytest.raises(MiniGradError, match=r"meta\.json"):
-        tc.open_checkpoint(tmp_path)
+    for content in ("{", "[]", '{"step": 1}'):
+        (path / "meta.json").write_text(content)
+        with pytest.raises(MiniGradError, match=r"meta\.json"):
+            tc.open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer"])
+def test_a_file_that_is_gone_is_said_to_be_gone(tmp_path: Path, part: str) -> None:
+    path = save(tmp_path, 1)
+    (path / f"{part}.safetensors").unlink()
+    with pytest.raises(MiniGradError, match=rf"no file '.*/step_00000001/{part}\.safetensors'"):
+        tc.open_checkpoint(path).load(part)
 
 
 def test_an_error_while_writing_leaves_the_old_ones(tmp_path: Path) -> None:

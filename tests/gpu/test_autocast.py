@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import nn
 import optim
 from minigrad.backend import as_dtype, to_numpy
 from minigrad.errors import ArgumentError, DTypeError, GraphError, StateError
+from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
 from nn import functional as F
 
 HALVES = ["float16", "bfloat16"]
@@ -66,6 +68,48 @@ def test_a_model_is_close_to_float32_and_to_torch_in_mixed_precision(device: str
         assert np.abs(narrow[name] - g).max() < 16 * eps * np.abs(g).max(), name
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_head_is_a_linear_layer_and_a_loss(device: str, reduction: str, half: Any, gpu: Any) -> None:
+    """Its products are in half precision, on both devices, wherever the backward pass runs; the loss is in float32."""
+    draw, ids = np.random.default_rng(0).standard_normal, np.arange(12).reshape(3, 4) % 5
+    data = draw((3, 4, 8)), draw((5, 8))
+    found = []
+    for fused, dtype in ((True, half), (False, half), (False, "float32")):
+        x, w = (mg.Tensor(a, dtype="float32", device=device, requires_grad=True) for a in data)
+        with mg.autocast(dtype):
+            loss = (
+                linear_cross_entropy(x, w, ids, reduction=reduction)
+                if fused
+                else F.cross_entropy(F.linear(x, w), ids, reduction=reduction)
+            )
+        loss.sum().backward()
+        assert loss.dtype == np.float32
+        found.append([loss.numpy(), *(to_numpy(t.grad) for t in (x, w))])
+    eps = float(np.finfo(np.float16).eps if half == np.float16 else 2.0**-7)
+    ours, composed, exact = found
+    np.testing.assert_allclose(ours[0], composed[0], rtol=1e-6)
+    assert (ours[0] != exact[0]).all()
+    for a, b in zip(ours[1:], composed[1:], strict=True):
+        assert a.dtype == np.float32
+        np.testing.assert_allclose(a, b, atol=2 * eps * np.abs(b).max())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_gradient_of_a_mean_over_many_rows_does_not_vanish_in_float16(device: str, gpu: Any) -> None:
+    """A class that is no target gets 2⁻²⁰ of it from each row; float16 ends at 2⁻²⁴."""
+    draw = np.random.default_rng(0).standard_normal
+    data, ids = (draw((1024, 2)), draw((1024, 2))), np.zeros(1024, np.int64)
+    found = []
+    for dtype in ("float16", "float32"):
+        x, w = (mg.Tensor(a, dtype="float32", device=device, requires_grad=True) for a in data)
+        with mg.autocast(dtype):
+            linear_cross_entropy(x, w, ids).backward()
+        found.append(to_numpy(w.grad)[1:])
+    half, exact = found
+    np.testing.assert_allclose(half, exact, atol=2.0**-9 * np.abs(exact).max())
+
+
 def test_a_checkpoint_computes_again_in_the_precision_of_the_first_time(half: Any) -> None:
     """In which block the backward pass runs changes no bit."""
     data = np.random.default_rng(0).standard_normal((3, 8, 8))
@@ -82,6 +126,66 @@ def test_a_checkpoint_computes_again_in_the_precision_of_the_first_time(half: An
         assert w.grad is not None and x.grad is not None and v.grad is not None
         found.append(w.grad.tobytes() + x.grad.tobytes() + v.grad.tobytes())
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("way", ["with", "decorator", "checkpoint"])
+def test_overflow_is_for_the_scaler_and_no_warning(way: str) -> None:
+    """Warnings are errors here; elsewhere they are what they were."""
+    mg.random.seed(0)
+    model = nn.TransformerLM(40, context_length=8, d_model=16, num_layers=1, num_heads=2, dropout=0.1)
+    ids = np.random.default_rng(0).integers(0, 40, (2, 9))
+    optimizer, scaler = optim.SGD(model.parameters(), lr=0.1), optim.GradScaler(init_scale=2.0**60)
+
+    def loss_of() -> Any:
+        x = mg.Tensor(np.full((2, 2), 1e4), dtype="float32", requires_grad=True)
+        return model.loss(ids[:, :-1], ids[:, 1:]) + mg.where(np.isfinite(x.data), 0, F.gelu(x @ x) * x).sum()
+
+    if way == "decorator":
+        loss = mg.autocast("float16")(loss_of)()
+    else:
+        with mg.autocast("float16"):
+            loss = mg.checkpoint(loss_of) if way == "checkpoint" else loss_of()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.skipped == 1 and scaler.get_scale() == 2.0**59
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        mg.exp(mg.Tensor([1e4], requires_grad=True)).sum().backward()
+
+
+def test_one_autocast_serves_many_blocks_functions_and_threads(half: Any) -> None:
+    """Within each other, after an error, in a generator, and in a thread that leaves while another is inside."""
+    x, narrow = mg.ones((2, 2)), mg.autocast(half)
+    inside, left = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    @narrow
+    def product() -> Any:
+        return (x @ x).dtype
+
+    @narrow
+    def products() -> Any:
+        for _ in range(2):
+            yield (x @ x).dtype
+
+    def stay() -> None:
+        with narrow:
+            inside.set()
+            left.wait()
+            found.append((x @ x).dtype)
+        found.append((x @ x).dtype)
+
+    thread = threading.Thread(target=stay)
+    with narrow:
+        thread.start()
+        inside.wait()
+        with narrow, mg.autocast("float32"), pytest.raises(ZeroDivisionError), narrow:
+            raise ZeroDivisionError
+        assert (x @ x).dtype == half and product() == half
+    left.set()
+    thread.join()
+    assert found == [half, np.float32]
+    assert [((x @ x).dtype, dtype) for dtype in products()] == [(np.float32, half)] * 2
 
 
 def test_a_product_is_that_of_torch(half: Any) -> None:

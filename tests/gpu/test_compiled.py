@@ -1,6 +1,6 @@
 """Every kernel by NVIDIA's own compiler, for two generations of GPUs, with warnings as errors.
 
-``PYTHONPATH=.:tests python tests/gpu/test_compiled.py`` prints registers and spills of each kernel.
+``report.py`` prints registers and spills of each kernel.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from minigrad.backend import as_dtype
 SOURCES = sorted([*kernels.HERE.glob("*.cu"), *Path(optim.__file__).parent.glob("*.cu")])
 TARGETS = ["80", "90"]
 PACKS = {"rope.cu": 2, "attention.cu": 4}  # those that don't load 16 bytes at a time
+ATTENTION = [(("HEAD", h), ("MASK", m), ("DROPOUT", m)) for h in (64, 128) for m in (0, 1)]
 needs_nvrtc = pytest.mark.skipif(nvidia.NVRTC is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
 needs_ptxas = pytest.mark.skipif(nvidia.PTXAS is None, reason="needs ptxas: pip install nvidia-cuda-nvcc-cu12")
 
 
 def variants(path: Path) -> Iterator[tuple[Any, int, tuple[tuple[str, int], ...]]]:
     """The dtypes, packs and other choices for which a source is compiled."""
-    heads = (64, 128) if path.name == "attention.cu" else (None,)
+    choices = ATTENTION if path.name == "attention.cu" else [()]
     for name in ("float32", "float64", "float16", "bfloat16"):
         if name == "bfloat16":
             pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
@@ -34,8 +35,8 @@ def variants(path: Path) -> Iterator[tuple[Any, int, tuple[tuple[str, int], ...]
         if path.name == "attention.cu" and dtype == np.float64:
             continue
         for pack in sorted({1, PACKS.get(path.name, 16 // dtype.itemsize)}):
-            for head in heads:
-                yield dtype, pack, () if head is None else (("HEAD", head),)
+            for defines in choices:
+                yield dtype, pack, defines
 
 
 @needs_nvrtc
@@ -54,13 +55,3 @@ def test_an_error_and_a_warning_are_noticed() -> None:
     for code in ("__global__ void f() { undefined(); }", "__global__ void f() { int unused; }"):
         with pytest.raises(RuntimeError, match=r"undefined|never referenced"):
             nvidia.to_ptx(code, ("-std=c++17",), "90")
-
-
-if __name__ == "__main__":
-    print(f"{'kernel':36}{'registers':>10}{'spilled':>9}{'shared':>8}   (bfloat16, sm_90)")
-    for source in SOURCES:
-        *_, (dtype, pack, defines) = variants(source)
-        ptx = nvidia.to_ptx(kernels.source(source), kernels.options(dtype, pack, defines), "90")
-        for report in sorted(nvidia.assemble(ptx, "90")):
-            label = f"{source.name}: {report.name}" + "".join(f" {k}={v}" for k, v in defines)
-            print(f"{label:36}{report.registers:10}{report.spilled:9}{report.shared:8}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,44 @@ def test_every_check_ends_well(
 ) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert gpu_check.main(["--quick", "--only", "compare", "losses", "kernels", "training"]) == 0
-    rows = json.loads((tmp_path / "gpu_check.json").read_text())["rows"]
-    assert len(rows) > 60 and "off by" in capsys.readouterr().out
+    checks = ["machine", "products", "compare", "losses", "kernels", "training", "compiled"]
+    assert gpu_check.main(["--here", "--quick", "--only", *checks]) == 0
+    rows = gpu_check.collected(tmp_path)
+    assert json.loads((tmp_path / "gpu_check.json").read_text())["rows"]
+    assert not [row for row in rows if row[2] == "FAILED"] and len(rows) > 100 and "off by" in capsys.readouterr().out
+
+
+def test_a_check_that_fails_or_hangs_leaves_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error in a row, an error in a check, a process that dies, and one that is stopped: the rest is told."""
+
+    def check(task: gpu_check.Task) -> Any:
+        yield "first", "1", "ok"
+        yield from task.rows([("bad", lambda: 1 / 0), ("good", lambda: ("2", "ok"))])
+        raise ValueError("all of it")
+
+    monkeypatch.setitem(gpu_check.CHECKS, "losses", (check, 9.0))
+    gpu_check.run_here("losses", argparse.Namespace(quick=True, seconds=1e6), tmp_path)
+    dies = tmp_path / "dies.py"
+    dies.write_text("import os, sys; sys.stdin.read() if 'kernels' in sys.argv else os.abort()")
+    monkeypatch.setattr(gpu_check, "__file__", str(dies))
+    gpu_check.run_apart("training", 60, tmp_path)
+    read, write = os.pipe()  # what the second one waits for
+    stdin = os.dup(0)
+    os.dup2(read, 0)
+    try:
+        gpu_check.run_apart("kernels", 0.2, tmp_path)
+    finally:
+        os.dup2(stdin, 0)
+        for each in (read, write, stdin):
+            os.close(each)
+    rows = {what: (figure, verdict) for what, figure, verdict in gpu_check.collected(tmp_path)}
+    assert rows["first"] == ("1", "ok") and rows["good"] == ("2", "ok")
+    assert rows["bad"] == ("ZeroDivisionError: division by zero", "FAILED")
+    assert rows["losses"] == ("ValueError: all of it", "FAILED")
+    assert rows["-- training"] == ("ended with code -6", "FAILED")
+    assert rows["-- kernels"] == ("stopped: it did not end in time", "FAILED")
 
 
 def test_floors_need_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:

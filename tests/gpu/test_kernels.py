@@ -10,6 +10,7 @@ from simulated import kernels
 
 import minigrad as mg
 from minigrad.backend import accumulator, as_dtype
+from minigrad.errors import DeviceError
 from minigrad.kernels.attention import attention
 from minigrad.kernels.cross_entropy import cross_entropy
 from minigrad.kernels.dropout import drop
@@ -18,10 +19,12 @@ from minigrad.kernels.gelu import gelu
 from minigrad.kernels.layer_norm import layer_norm
 from minigrad.kernels.linear import linear
 from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
+from minigrad.kernels.relu import relu
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rope import apply_rope
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.kernels.swiglu import silu, swiglu
+from minigrad.kernels.swiglu_ffn import swiglu_ffn
 
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
 ROUNDING = {"float64": 1e-13, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -44,6 +47,11 @@ def pair(stem: str, name: str) -> tuple[str, str]:
     return f"{stem}.cu: {name}", f"{stem}.cu: {name}_backward"
 
 
+def drawn(*shape: int) -> Any:
+    """A mask that is False in a quarter of its places."""
+    return np.random.default_rng(4).random(shape) > 0.25
+
+
 IDS = np.random.default_rng(3).integers(0, 40, (3, 7))
 SOME = np.where(IDS % 5 == 0, -100, IDS)
 ANGLES = np.linspace(-3, 3, 5 * 4).reshape(5, 4)
@@ -56,7 +64,7 @@ CASES = [
     Case(layer_norm, ((4, 24), None, None, (24,)), both("layer_norm")),
     *[Case(op, (s, axis), pair("softmax", name)) for op, name in ((softmax, "softmax"), (log_softmax, "log_softmax"))
       for s, axis in [((3, 8), -1), ((2, 5, 7), 1), ((1, 5000), -1), ((300, 40), -1), ((6,), 0)]],
-    *[Case(op, (s,), pair("elementwise", op.name)) for op in (silu, gelu) for s in [(3, 8), (7,), (2, 3, 5), ()]],
+    *[Case(op, (s,), pair("elementwise", op.name)) for op in (relu, silu, gelu) for s in [(3, 8), (7,), (2, 3, 5), ()]],
     Case(gelu, ((70, 30), "tanh"), pair("elementwise", "gelu")),
     *[Case(swiglu, (s, s), pair("elementwise", "swiglu")) for s in [(3, 8), (7, 11), (50, 64)]],
     *[Case(cross_entropy, ((3, 7, 40), ids), both("cross_entropy"), options)
@@ -74,6 +82,13 @@ CASES = [
           (5, 5, 4, 8, True, None), (33, 70, 2, 16, False, None), (40, 40, 1, 20, True, 9), (70, 33, 4, 64, True, None),
           (35, 35, 2, 128, True, None), (9, 33, 4, 80, False, 4), (3, 2, 2, 7, True, 1)]],
     Case(attention, ((6, 4), (7, 4), (7, 4)), FLASH),
+    *[Case(attention, ((2, 4, n, 16), (2, h, m, 16), (2, h, m, 16), mask, causal, None, p, 7, None), FLASH)
+      for n, m, h, mask, causal, p in [
+          (33, 70, 2, None, False, 0.3), (40, 40, 4, None, True, 0.9), (33, 70, 2, drawn(2, 1, 1, 70), False, 0.0),
+          (40, 40, 4, drawn(2, 4, 40, 40), True, 0.2), (9, 33, 2, drawn(9, 33), False, 0.0),
+          (34, 6, 2, drawn(2, 1, 6, 34).swapaxes(2, 3), False, 0.0), (3, 4, 2, np.zeros((3, 4), bool), False, 0.5)]],
+    Case(attention, ((2, 3, 2, 5, 16), (2, 3, 2, 6, 16), (2, 3, 2, 6, 16), drawn(3, 1, 5, 6)), FLASH),
+    Case(attention, ((20, 128), (7, 128), (7, 128), drawn(1, 7), False, None, 0.1, 7, None), FLASH),
     *[Case(drop, (s, 0.3, 5), ("dropout.cu: dropout",)) for s in [(64, 40), (7,), (3, 5, 9), ()]],
 ]  # fmt: skip
 
@@ -133,3 +148,31 @@ def test_kernel_is_its_numpy_pair(case: Case, dtype: str, gpu: Any, monkeypatch:
     monkeypatch.setattr(kernels, "order", 1)
     again = derived(case, moved(args, gpu))
     assert [a.tobytes() for a in ours] == [a.tobytes() for a in again]
+
+
+@pytest.mark.parametrize(
+    ("operation", "shapes", "dtype", "options", "marked"),
+    [
+        (attention, [(2, 5, 8)] * 3, "float32", {}, False),
+        (attention, [(2, 5, 8)] * 3, "float32", {"mask": np.tri(5, dtype=bool), "dropout_p": 0.5}, False),
+        (attention, [(2, 5, 8)] * 3, "float32", {"mask": np.tri(5, dtype=np.float32)}, True),
+        (attention, [(2, 5, 8)] * 3, "float64", {}, True),
+        (attention, [(2, 5, 130)] * 3, "float32", {}, True),
+        (swiglu_ffn, [(4, 8), (6, 8), (6, 8), (8, 6)], "float32", {}, True),
+        (swiglu, [(4, 8), (1, 8)], "float32", {}, True),
+    ],
+)
+def test_a_profile_marks_what_no_kernel_takes(
+    operation: Any, shapes: list[Any], dtype: str, options: dict[str, Any], marked: bool, gpu: Any
+) -> None:
+    args = [mg.Tensor(np.ones(shape), dtype=dtype, device="cuda") for shape in shapes]
+    given = {key: gpu.asarray(x) if isinstance(x, np.ndarray) else x for key, x in options.items()}
+    with mg.profile() as p:
+        operation(*args, **given)
+    assert (f"{operation.name} (definition)" in {row.label for row in p.rows}) == marked
+
+
+def test_a_mask_of_the_host_is_refused(gpu: Any) -> None:
+    q = mg.ones((2, 5, 8), device="cuda")
+    with pytest.raises(DeviceError, match=r"bool \(5, 5\) on cpu and"):
+        attention(q, q, q, mg.ones((5, 5), dtype=bool))

@@ -27,26 +27,27 @@ def set_gradients(params: list[mg.Tensor], seed: int, scale: float = 1.0) -> Non
         p.grad = mg.Tensor(scale * rng.standard_normal(p.shape), dtype=p.dtype, device=p.device).data
 
 
+def trained(kind: Any, dtype: str, device: str) -> tuple[list[Any], list[float], dict[str, Any]]:
+    """Parameters, norms and the optimizer's state after five clipped steps, as NumPy arrays."""
+    params, norms = parameters(dtype, device), []
+    options = {"momentum": 0.9} if kind is optim.SGD else {}
+    groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "lr": 0.02}]
+    optimizer = kind(groups, lr=0.01, **options)
+    for step in range(5):
+        set_gradients(params, step, 10.0)
+        norms.append(float(optim.clip_grad_norm(params, 1.0)))
+        optimizer.step()
+    state = optimizer.state_dict()["state"]
+    return [to_numpy(p.data) for p in params], norms, {k: to_numpy(v) for k, v in state.items()}
+
+
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("kind", [optim.AdamW, optim.Adam, optim.SGD])
 def test_steps_are_those_of_the_cpu(kind: Any, dtype: str, gpu: Any) -> None:
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
     as_dtype(dtype)
-    results = []
-    for device in ("cpu", "cuda"):
-        params = parameters(dtype, device)
-        options = {"momentum": 0.9} if kind is optim.SGD else {}
-        groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "lr": 0.02}]
-        optimizer = kind(groups, lr=0.01, **options)
-        norms = []
-        for step in range(5):
-            set_gradients(params, step, 10.0)
-            norms.append(float(optim.clip_grad_norm(params, 1.0)))
-            optimizer.step()
-        state = optimizer.state_dict()["state"]
-        results.append(([to_numpy(p.data) for p in params], norms, {k: to_numpy(v) for k, v in state.items()}))
-    (ours, norms, state), (theirs, expected, wanted) = results
+    (ours, norms, state), (theirs, expected, wanted) = (trained(kind, dtype, device) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(norms, expected, rtol=ROUNDING[dtype])
     assert state.keys() == wanted.keys()
     for a, b in [*zip(ours, theirs, strict=True), *((state[k], wanted[k]) for k in state)]:

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import train_lm
 import training_loop
+from training_checkpoint import open_checkpoint
+from training_run import read_metrics
 
 import minigrad as mg
 import nn
 import optim
+from minigrad.backend import to_numpy
 
 FLAGS = [
     *("--n-layer", "2", "--n-head", "2", "--n-embd", "32", "--block-size", "16", "--batch-size", "4"),
@@ -86,6 +89,19 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, gpu: Any) -> None:
     assert losses(whole)[-1] == losses(parts)[-1]
 
 
+def test_a_run_goes_on_on_another_device(tmp_path: Path, gpu: Any) -> None:
+    """To the GPU and back: weights, moments, batches, and what dropout chooses are those of a run on the CPU alone."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    flags = [*FLAGS, "--dropout", "0.2", "--lr-decay-iters", "20", "--log-interval", "1"]
+    assert train_lm.main([*flags, "--device", "cpu", "--out-dir", str(whole)]) == 0
+    for device, until in (("cpu", "6"), ("cuda", "13"), ("cpu", "20")):
+        assert train_lm.main([*flags, "--device", device, "--out-dir", str(parts), "--max-iters", until]) == 0
+        assert open_checkpoint(parts).meta["config"]["device"] == device
+    stayed, moved = ([line["train_loss"] for line in read_metrics(out / "metrics.jsonl")[1:]] for out in (whole, parts))
+    assert len(stayed) == len(moved) == 20
+    np.testing.assert_allclose(moved, stayed, atol=1e-4)
+
+
 def test_ids_that_do_not_fit_are_refused_before_they_are_uploaded(gpu: Any) -> None:
     model = nn.TransformerLM(10, context_length=8, d_model=16, num_layers=1, num_heads=2, device="cuda")
     for ids in ([[1, 10]], [[-1, 2]]):
@@ -95,3 +111,22 @@ def test_ids_that_do_not_fit_are_refused_before_they_are_uploaded(gpu: Any) -> N
             model(mg.Tensor(ids, device="cuda"))
         with pytest.raises(IndexError, match="every class from 0 to 9"):
             model.loss(np.array([[1, 2]]), np.array(ids))
+
+
+def test_an_encoder_decoder_with_padding_and_dropout_is_the_same_by_kernels(gpu: Any) -> None:
+    """Masks of padding and dropout, also of weights of attention, are taken by the kernels, and drop the same."""
+    source, target = np.array([[3, 4, 5, 0], [1, 2, 0, 0]]), np.array([[1, 2, 3], [4, 5, 0]])
+    options: dict[str, Any] = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "pad_id": 0}
+    found, state = [], None
+    for device in ("cpu", "cuda"):
+        model = nn.Transformer(20, 20, **options, attention_dropout=0.3, device=device)
+        state = state or {name: np.asarray(value) for name, value in model.state_dict().items()}
+        model.load_state_dict(state)
+        mg.random.seed(5)
+        with mg.profile() as p:
+            out = model(source, target)
+            (out * out).sum().backward()
+        assert not [row.label for row in p.rows if row.label == "attention (definition)"]
+        found.append([out.numpy(), *(to_numpy(q.grad) for q in model.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * max(1, np.abs(theirs).max()))

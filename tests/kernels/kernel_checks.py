@@ -82,12 +82,13 @@ def check_threads(operation, args, blas_alone=False, **params):
 
     ``blas_alone``: but for the matrix products of BLAS, whose rounding depends on its threads; they stay on one.
     """
-    results = []
+    results, before = [], mg.get_num_threads()
     for threads in (1, 2, 2):
         mg.set_num_threads(threads)
         with blas_threads(1) if blas_alone else nullcontext():
             value, grads = derived(operation, args, **params)
         results.append([value, *grads])
+    mg.set_num_threads(before)
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(a, b)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -264,6 +265,26 @@ def test_perplexity_counts_every_token_once(length, window, stride):
     value = nn.perplexity(model, np.stack([text, text]), window, stride)
     assert value == pytest.approx(math.exp(total / count), rel=1e-10)
     assert model.training
+
+
+class Counted(nn.Module):
+    """A model that takes one nat for every target."""
+
+    context_length = 4
+
+    def loss(self, inputs, targets, ignore_index, reduction):
+        return float((targets != ignore_index).sum())
+
+
+def test_windows_are_made_batch_by_batch():
+    """A hundred thousand of them take the memory of a batch."""
+    text = np.zeros(100_000, np.int64)
+    tracemalloc.start()
+    try:
+        assert nn.total_loss(Counted(), text, stride=1, batch_size=1000) == (99_999, 99_999)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 // It shows that a kernel computes what it should, not that it is fast, nor that a warp in lockstep does the same.
 #pragma once
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -32,10 +33,11 @@ namespace shim {
 struct Fiber {
     ucontext_t start;
     jmp_buf resume;
-    bool begun, done;
-    std::vector<char> stack;
+    bool begun, done, made;
 };
+static const size_t STACK = 1 << 16;
 static std::vector<Fiber> fibers;
+static char* stacks;  // of all fibers; memory is used only as far as they are written to
 static jmp_buf scheduler;
 static unsigned current, alive;
 static const std::function<void()>* body;
@@ -62,16 +64,20 @@ static void yield() {
     if (!_setjmp(fibers[current].resume)) _longjmp(scheduler, 1);
 }
 static void block(unsigned count, int order) {
-    if (fibers.empty()) fibers.resize(1024);  // and never moved
+    if (fibers.empty()) {
+        fibers.resize(1024);  // and never moved
+        stacks = (char*)mmap(nullptr, 1024 * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (stacks == MAP_FAILED) abort();
+    }
     for (unsigned t = 0; t < count; t++) {
         Fiber& f = fibers[t];
         f.done = false;
         arrived[t] = 0;
-        if (!f.stack.empty()) continue;
-        f.stack.resize(1 << 16);
+        if (f.made) continue;
+        f.made = true;
         getcontext(&f.start);
-        f.start.uc_stack.ss_sp = f.stack.data();
-        f.start.uc_stack.ss_size = f.stack.size();
+        f.start.uc_stack.ss_sp = stacks + t * STACK;
+        f.start.uc_stack.ss_size = STACK;
         f.start.uc_link = nullptr;
         makecontext(&f.start, enter, 0);
         f.begun = false;

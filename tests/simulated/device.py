@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from simulated import kernels
+from simulated import cublas, kernels
 
 DEVICES = 2
 # fmt: off
@@ -161,6 +161,7 @@ class ndarray:
             allocator(array.nbytes)
         made = object.__new__(cls)
         made._host, made._device, made.base = array, state.current, owner
+        cublas.alive[id(array)] = array
         return made
 
     # what it is
@@ -324,14 +325,6 @@ def _wrapped(index: Any, shape: Any) -> Any:
     return tuple(result)
 
 
-def _matmul(x: Any, y: Any, **kwargs: Any) -> Any:
-    """A product of matrices; half precision is accumulated in float32, as cuBLAS does."""
-    dtype = np.result_type(x, y)
-    if dtype.itemsize > 2 or dtype.kind in "iu":
-        return np.matmul(x, y, **kwargs)
-    return np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(dtype)
-
-
 def _function(name: str, allowed: set[str]) -> Any:
     def function(*args: Any, **kwargs: Any) -> Any:
         unknown = kwargs.keys() - allowed
@@ -340,7 +333,7 @@ def _function(name: str, allowed: set[str]) -> Any:
         if name in WAITING:
             wait()
         out = kwargs.pop("out", None)
-        run = _matmul if name == "matmul" else getattr(np, name)
+        run = cublas.product if name == "matmul" else getattr(np, name)
         result = _call(run if out is None else functools.partial(run, out=out._host), args, kwargs)
         if out is not None:
             return out
@@ -446,7 +439,7 @@ class Device:
         self.id = state.current if number is None else number
         self._before: list[int] = []
 
-    compute_capability = "90"
+    compute_capability, cublas_handle = "90", cublas.HANDLE
     attributes = {"MultiProcessorCount": 2}  # noqa: RUF012
     mem_info = (1 << 30, 2 << 30)
 
@@ -552,11 +545,18 @@ def _module() -> Any:
     module.cuda = types.SimpleNamespace(
         Device=Device,
         runtime=types.SimpleNamespace(
-            getDeviceCount=lambda: DEVICES, getDevice=lambda: state.current, memGetInfo=lambda: (2**34, 2**34)
+            getDeviceCount=lambda: DEVICES,
+            getDevice=lambda: state.current,
+            memGetInfo=lambda: (2**34, 2**34),
+            getDeviceProperties=lambda device: {"name": b"simulated"},
+            driverGetVersion=lambda: 0,
+            runtimeGetVersion=lambda: 0,
         ),
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         set_allocator=set_allocator,
+        cublas=cublas,
     )
+    module._core = types.SimpleNamespace(_routines_linalg=cublas.Products)
     module.__version__, module.__file__ = "14.0.0 (simulated)", __file__
     return module
 
@@ -570,6 +570,7 @@ def installed() -> Iterator[Any]:
     before = sys.modules.get("cupy")
     sys.modules["cupy"] = cupy
     state.synchronisations, state.current, state.limit = 0, 0, None
+    cublas.calls.clear()
     try:
         yield cupy
     finally:

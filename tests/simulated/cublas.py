@@ -1,0 +1,109 @@
+"""cuBLAS of the simulated GPU: the one function that minigrad calls itself, on pointers, as strict as the real one."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import as_dtype
+
+HANDLE = 0xB1A5  # of the current device
+alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # arrays, whose memory can be read
+calls: list[dict[str, Any]] = []  # the arguments of each call, by their names
+TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}  # cudaDataType_t
+COMPUTE = {0: (68, 77), 1: (70,), 2: (68,), 14: (68,)}  # the cublasComputeType_t that go with each
+
+
+class CUBLASError(RuntimeError):
+    """Raised where the real library gives a status other than success."""
+
+
+def check(condition: bool, what: str) -> None:
+    if not condition:
+        raise CUBLASError(f"CUBLAS_STATUS_INVALID_VALUE: {what}")
+
+
+def to_tf32(x: Any) -> Any:
+    """float32 numbers rounded to 10 bits behind the point."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x0FFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def matrices(pointer: int, dtype: Any, rows: int, columns: int, ld: int, stride: int, batch: int, name: str) -> Any:
+    """A batch of matrices (batch, rows, columns), each column by column, in the memory at a pointer."""
+    check(ld >= max(1, rows), f"ld of {name} is {ld}, for {rows} rows")
+    length = (batch - 1) * stride + (columns - 1) * ld + rows
+    first, last = pointer, pointer + length * dtype.itemsize
+    for array in list(alive.values()):
+        low, high = np.lib.array_utils.byte_bounds(array)
+        if low <= first and last <= high:
+            break
+    else:
+        raise CUBLASError(f"an illegal memory access: {name} at {pointer:#x}, {length} numbers of {dtype}")
+    check(pointer % dtype.itemsize == 0, f"{name} is not aligned")
+    memory = np.frombuffer((ctypes.c_char * (length * dtype.itemsize)).from_address(pointer), dtype)
+    steps = (stride * dtype.itemsize, dtype.itemsize, ld * dtype.itemsize)
+    return np.lib.stride_tricks.as_strided(memory, (batch, rows, columns), steps)
+
+
+def gemmStridedBatchedEx(*args: Any) -> None:
+    """gemmStridedBatchedEx(intptr_t handle, int transa, int transb, int m, int n, int k, size_t alpha, size_t A, int Atype, int lda, long long strideA, size_t B, int Btype, int ldb, long long strideB, size_t beta, size_t C, int Ctype, int ldc, long long strideC, int batchCount, int computeType, int algo)"""  # noqa: E501
+    assert len(args) == len(NAMES) and all(type(arg) is int for arg in args)
+    calls.append(dict(zip(NAMES, args, strict=True)))
+    a = SimpleNamespace(**calls[-1])
+    check(a.handle == HANDLE, "handle")
+    check(a.transa in (0, 1) and a.transb in (0, 1), "transposition")
+    check(min(a.m, a.n, a.k, a.batchCount) >= 1, "sizes")
+    check(max(abs(x) for x in (a.m, a.n, a.k, a.lda, a.ldb, a.ldc, a.batchCount)) < 1 << 31, "an int")
+    check(a.Atype == a.Btype == a.Ctype and a.computeType in COMPUTE[a.Atype], "types")
+    check(a.algo in (-1, 99), "algorithm")
+    check(min(a.strideA, a.strideB) >= 0, "strides")
+    check(a.batchCount == 1 or a.strideC >= a.ldc * (a.n - 1) + a.m, "results that overlap")
+    dtype = as_dtype(TYPES[a.Atype])
+    wide = ctypes.c_double if a.Atype == 1 else ctypes.c_float
+    alpha, beta = (wide.from_address(pointer).value for pointer in (a.alpha, a.beta))
+    check((alpha, beta) == (1, 0), f"alpha and beta are {alpha} and {beta}")
+    sizes = (a.k, a.m) if a.transa else (a.m, a.k), (a.n, a.k) if a.transb else (a.k, a.n)
+    left = matrices(a.A, dtype, *sizes[0], a.lda, a.strideA, a.batchCount, "A")
+    right = matrices(a.B, dtype, *sizes[1], a.ldb, a.strideB, a.batchCount, "B")
+    out = matrices(a.C, dtype, a.m, a.n, a.ldc, a.strideC, a.batchCount, "C")
+    left, right = (x.astype(np.float64 if a.Atype == 1 else np.float32) for x in (left, right))
+    if a.computeType == 77:
+        left, right = to_tf32(left), to_tf32(right)
+    left = left.swapaxes(1, 2) if a.transa else left
+    right = right.swapaxes(1, 2) if a.transb else right
+    with np.errstate(all="ignore"):
+        out[...] = (left @ right).astype(dtype)
+
+
+NAMES = re.findall(r"(\w+)[,)]", gemmStridedBatchedEx.__doc__ or "")
+
+
+class Products:
+    """How float32 is multiplied, as CuPy's ``_core._routines_linalg`` keeps it."""
+
+    COMPUTE_TYPE_DEFAULT, COMPUTE_TYPE_TF32 = 1, 7
+    chosen = COMPUTE_TYPE_DEFAULT
+
+    @classmethod
+    def get_compute_type(cls, dtype: Any) -> int:
+        return cls.chosen if np.dtype(dtype) == np.float32 else cls.COMPUTE_TYPE_DEFAULT
+
+    @classmethod
+    def set_compute_type(cls, dtype: Any, compute_type: int) -> None:
+        assert np.dtype(dtype) == np.float32
+        cls.chosen = compute_type
+
+
+def product(x: Any, y: Any, out: Any = None) -> Any:
+    """What ``cupy.matmul`` makes of x and y: with TF32 for matrices alone, and half precision summed in float32."""
+    dtype = np.result_type(x, y)
+    if dtype.itemsize > 2 or dtype.kind in "iu":
+        rounds = Products.chosen == Products.COMPUTE_TYPE_TF32 and dtype == np.float32 and max(x.ndim, y.ndim) <= 2
+        return np.matmul(*((to_tf32(a) if rounds else a) for a in (x, y)), out=out)
+    return np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(dtype)

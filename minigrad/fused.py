@@ -84,10 +84,11 @@ class Fused(Primitive[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and mode.autocast:
             args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
-        if array_module(*args, *kwargs.values()) is not np:
+        on_gpu = array_module(*args, *kwargs.values()) is not np
+        if on_gpu:
             values = zip(self.names, self._bind(args, kwargs), strict=True)
             args, kwargs = [self.checked(value, name, args) for name, value in values], {}  # type: ignore[assignment]
-        if self.kernel is None or not self.runs_on(args, kwargs):
+        if self.kernel is None or (on_gpu and not self.runs_on(args, kwargs)):
             return self._defined(args, kwargs)
         return super().__call__(*args, **kwargs)
 

@@ -266,7 +266,7 @@ def tokens_per_second(config: Config, precision: str, engine: str, task: Task) -
 
 SUITE = {
     "kernels, products": ["test_kernels.py", "test_batched_products.py", "test_optim_on_gpu.py"],
-    "training, precision": ["test_training_on_gpu.py", "test_autocast.py"],
+    "training, precision": ["test_training_on_gpu.py", "test_autocast.py", "test_arguments_on_gpu.py"],
     **{
         f"operations, {dtype}": ["test_registry_on_gpu.py", "-k", pattern]
         for dtype, pattern in (
@@ -346,9 +346,10 @@ def run_here(name: str, flags: argparse.Namespace, folder: Path) -> None:
         write((f"-- {name}", f"{time.perf_counter() - started:.0f} s", ""))
 
 
-def run_apart(name: str, seconds: float, folder: Path) -> None:
+def run_apart(name: str, seconds: float, quick: bool, folder: Path) -> None:
     """Run a check in a process of its own, and stop it a little after its time."""
     command = [sys.executable, __file__, "--here", "--only", name, "--seconds", str(seconds)]
+    command += ["--quick"] if quick else []
     process = subprocess.Popen(command, start_new_session=True)
     ended = "stopped: it did not end in time"
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -357,8 +358,13 @@ def run_apart(name: str, seconds: float, folder: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)  # with all that it started
     process.wait()
     if process.returncode:
-        with open(folder / "gpu_check.jsonl", "a") as file:
-            file.write(json.dumps([name, f"-- {name}", ended, "FAILED"]) + "\n")
+        note(folder, name, ended, "FAILED")
+
+
+def note(folder: Path, name: str, what: str, verdict: str) -> None:
+    """Write a row about a check as a whole."""
+    with open(folder / "gpu_check.jsonl", "a") as file:
+        file.write(json.dumps([name, f"-- {name}", what, verdict]) + "\n")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -384,8 +390,10 @@ def main(argv: list[str] | None = None) -> int:
             run_here(name, flags, folder)
         elif end - time.perf_counter() > 10:
             limit = CHECKS[name][1] * max(1, flags.seconds / 290)
-            run_apart(name, min(limit, end - time.perf_counter()), folder)
+            run_apart(name, min(limit, end - time.perf_counter()), flags.quick, folder)
             collected(folder)
+        else:
+            note(folder, name, "left out: no time was left", "-")
     if flags.here:
         return 0
     rows = collected(folder)

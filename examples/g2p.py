@@ -1,7 +1,7 @@
 """Learn how English words are pronounced: an encoder-decoder Transformer from letters to phonemes.
 
     python examples/g2p.py                                    a small model, a few minutes on the CPU
-    python examples/g2p.py --full --out-dir runs/g2p          the whole job, about two hours on two cores
+    python examples/g2p.py --full --out-dir runs/g2p          the whole job, an hour or more on two cores
     python examples/g2p.py --say "tough thorough thought"     what the newest run has learned
     python examples/g2p.py --attention thought                which letters each phoneme came from, as a picture
 

@@ -38,7 +38,8 @@ class autocast(in_precision):
     """Products of matrices run in ``dtype``, float16 or bfloat16, and the rest in float32: in a ``with`` block, or a
     function decorated by ``@autocast(dtype)``.
 
-    Cast are the arguments of ``linear``, ``swiglu_ffn``, ``matmul``, ``einsum`` and ``attention`` to ``dtype``, and
+    Cast are the arguments of ``linear``, ``swiglu_ffn``, ``matmul``, ``einsum`` and ``attention`` to ``dtype`` (the
+    products of ``linear_cross_entropy`` are in ``dtype`` too), and
     those of reductions, norms, softmax and losses to float32; gradients come back in the dtypes of the parameters,
     which stay float32. float64 is left alone; ``autocast("float32")`` changes nothing. A backward pass has the dtypes
     of its forward pass, wherever it runs. float16, whose smallest number is 6e-8, needs :class:`optim.GradScaler`

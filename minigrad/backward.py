@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -57,15 +58,12 @@ class Pass:
         self.owned: set[Any] = set()
         self.heap: list[tuple[int, Node]] = []
         self.found: dict[Any, Any] = {}
-        self.scaled: scaled_gradients | None = None  # from a loss on that was scaled
+        self.blocks = ExitStack()  # settings from a node on until the end of the pass
 
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
-        try:
+        with self.blocks:
             self._run(roots)
-        finally:
-            if self.scaled:
-                self.scaled.__exit__()
 
     def _run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         if self.targets is not None:
@@ -95,9 +93,8 @@ class Pass:
     def visit(self, node: Node, g: Any) -> None:
         """Run the rules of ``node`` and hand each result to the parent that it belongs to."""
         node.check()
-        if node.primitive.scales_losses and not self.scaled:
-            self.scaled = scaled_gradients()
-            self.scaled.__enter__()
+        if node.primitive.scales_losses:
+            self.blocks.enter_context(scaled_gradients())
         started = time.perf_counter() if core.observers else 0.0
         if type(g) is tuple:
             g = _filled(g, node)

@@ -86,9 +86,10 @@ class Fused(Primitive[P]):
             args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
         on_gpu = array_module(*args, *kwargs.values()) is not np
         if on_gpu:
-            values = zip(self.names, self._bind(args, kwargs), strict=True)
-            args, kwargs = [self.checked(value, name, args) for name, value in values], {}  # type: ignore[assignment]
-        if self.kernel is None or (on_gpu and not self.runs_on(args, kwargs)):
+            bound = self._bind(args, kwargs)
+            checked = [self.checked(value, name, bound) for name, value in zip(self.names, bound, strict=True)]
+            args, kwargs = tuple(checked), {}  # type: ignore[assignment]
+        if self.kernel is None or (on_gpu and not (self.gpu and self.gpu.fits(*map(raw, args)))):
             return self._defined(args, kwargs)
         return super().__call__(*args, **kwargs)
 

@@ -49,10 +49,13 @@ class Setting:
         mode.blocks.append((self, self.put()))
 
     def __exit__(self, *_: object) -> None:
-        place = len(mode.blocks) - 1
-        while mode.blocks[place][0] is not self:  # blocks of coroutines may overlap
-            place -= 1
-        self.put_back(mode.blocks.pop(place)[1])
+        place = max(k for k, (block, _) in enumerate(mode.blocks) if block is self)
+        before = mode.blocks.pop(place)[1]
+        for k, (later, _) in enumerate(mode.blocks[place:], place):  # blocks of coroutines may overlap
+            if type(later).put_back is type(self).put_back:  # then the next one puts back what this one would
+                mode.blocks[k] = later, before
+                return
+        self.put_back(before)
 
     def __call__(self, function: F) -> F:
         if inspect.isasyncgenfunction(function):

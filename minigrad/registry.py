@@ -78,7 +78,7 @@ class Operation(Generic[P]):
         if check is None:
             return value
         found = check(value, f"{name!r} of {self.label}")
-        return near(found, others) if isinstance(value, list) and is_array(found) else found
+        return near(found, others) if isinstance(value, list | tuple | range) and is_array(found) else found
 
 
 class Composite(Operation[P]):
@@ -91,9 +91,10 @@ class Composite(Operation[P]):
         self.places += self.places[-1:] * (64 if listed else 0)  # names of the arguments in order
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        others = (*args, *kwargs.values())
         try:
-            values = [self.checked(value, name, args) for name, value in zip(self.places, args, strict=False)]
-            named: Any = {name: self.checked(value, name, args) for name, value in kwargs.items()}
+            values = [self.checked(value, name, others) for name, value in zip(self.places, args, strict=False)]
+            named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
             return self.function(*values, *args[len(values) :], **named)
         except (*FOREIGN, MiniGradError) as error:
             if is_clear(self, error):

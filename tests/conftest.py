@@ -49,6 +49,9 @@ def _modes() -> dict[str, Any]:
     """The settings of this thread and process that a computation depends on."""
     return {
         "recording": mg.is_grad_enabled(),
+        "autocast": core.mode.autocast,
+        "scaled": core.mode.scaled,
+        "blocks": list(core.mode.blocks),
         "observers": list(core.observers),
         "threads": mg.get_num_threads(),
         "errstate": np.geterr(),
@@ -72,7 +75,8 @@ def sealed() -> Iterator[None]:
     mg.REGISTRY.clear()
     mg.REGISTRY.update(registry)
     core.observers[:] = modes["observers"]
-    core.mode.recording = modes["recording"]
+    core.mode.recording, core.mode.autocast = modes["recording"], modes["autocast"]
+    core.mode.scaled, core.mode.blocks = modes["scaled"], list(modes["blocks"])
     mg.set_num_threads(modes["threads"])
     np.seterr(**modes["errstate"])
     assert left == modes, "the test left a mode of the process changed"

@@ -288,6 +288,21 @@ def test_28_no_grad_and_enable_grad_nest_and_end_with_an_exception():
     assert mg.is_grad_enabled()
 
 
+@pytest.mark.parametrize(
+    "blocks", [(mg.no_grad, mg.no_grad), (mg.no_grad, mg.enable_grad), (mg.enable_grad, mg.no_grad)]
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_blocks_that_overlap_leave_nothing_behind(blocks, first):
+    """As those of two coroutines do; whichever ends first, the other holds on, and then the mode is as before."""
+    opened = [block() for block in blocks]
+    for block in opened:
+        block.__enter__()
+    opened[first].__exit__(None, None, None)
+    assert mg.is_grad_enabled() == (blocks[1 - first] is mg.enable_grad)
+    opened[1 - first].__exit__(None, None, None)
+    assert mg.is_grad_enabled()
+
+
 def test_28_decorated_functions_read_the_mode_when_called():
     depths = []
 

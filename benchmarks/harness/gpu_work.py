@@ -14,7 +14,7 @@ import optim
 from harness.configs import ADAMW, CONFIGS, MAX_NORM, Config, initial_weights
 from nn import functional as F
 
-COPY_RATE, PRODUCT_RATE = 4.3e12, 790e12  # bytes/s and bfloat16 FLOP/s that one H200 was measured at
+COPY_RATE, PRODUCT_RATE = 4.3e12, 790e12  # bytes/s and bfloat16 FLOP/s, assumed for an H200
 GPU_CONFIGS = {
     "cs336, B=128": Config(**{**vars(CONFIGS["cs336"]), "batch_size": 128}),
     "12 x 768, T=1024": Config(32000, 768, 12, 12, 2048, 1024, 16),

@@ -250,7 +250,7 @@ def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write
 
 
 def _backward_at_once(job: Job, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]) -> None:
-    """The same where a tile holds all scores of a head: nothing is copied, and every product is stored in its place.
+    """The same where a tile holds all scores of a head: nothing is copied, unless heads of q share keys.
 
     With P = E / total: dv = Pᵀ g, ds = scale · P ∘ (g vᵀ - rowsum(g ∘ out)), dq = ds k, dk = dsᵀ q.
     """
@@ -281,7 +281,10 @@ def _backward_at_once(job: Job, n: slice, h: slice, read: tuple[Array, ...], wri
                 ds *= job.scale
                 np.matmul(remaining.swapaxes(-1, -2), up, out=gv[n, h, j])
                 np.matmul(ds.swapaxes(-1, -2), queries, out=gk[n, h, j])
-                gq[at] = np.matmul(ds, keys[:, :, j]).reshape(gq[at].shape)
+                direct = gq.shape[2] == 1
+                dq = np.matmul(ds, keys[:, :, j], out=gq[n, h, 0, i] if direct else None)
+                if not direct:
+                    gq[at] = dq.reshape(gq[at].shape)
             if not blocks:
                 gq[at] = 0
 

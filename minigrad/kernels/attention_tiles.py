@@ -190,7 +190,7 @@ class Job:
     def groups(self) -> list[tuple[slice, slice]]:
         """The batches and heads that are worked on together; the heads of a batch lie next to each other in memory.
 
-        There are two at least, for two threads.
+        There are two at least where there are two heads, for two threads.
         """
         (n, h, g, i), (keys, d) = self.rows, self.k.shape[2:]
         if not n * h * g * i:

@@ -72,8 +72,9 @@ class _Call:
         return [self.form(x, h * group) for x in wide] + [self.form(x, h) for x in narrow]
 
     def like(self, x: Array) -> Array:
-        """An array for results in the memory order of x, so that transposed heads give transposed heads."""
-        return self.xp.empty_like(x) if x.ndim <= 4 else self.xp.empty(x.shape, x.dtype)
+        """An array for results in the memory order of x where that keeps features together, as transposed heads do."""
+        made = self.xp.empty_like(x)
+        return made if x.ndim <= 4 and made.strides[-1] == made.itemsize else self.xp.empty(x.shape, x.dtype)
 
     def launch(self, name: str, grid: tuple[int, int], places: dict[str, Array], *args: Any) -> None:
         """Launch a kernel; ``places`` are the arrays whose strides it needs, by their names in the source."""

@@ -88,7 +88,7 @@ def _one_pass(
     losses = xp.empty(len(rows), work)
     gx = xp.empty(rows.shape, x.dtype) if needs[0] else None
     gweight = xp.zeros(weight.shape, work) if needs[1] else None
-    step = max(1, min(len(rows), LOGITS_BYTES // max(1, len(weight) * rows.itemsize)))
+    step = max(4, LOGITS_BYTES // max(1, len(weight) * rows.itemsize) // 4 * 4)  # losses begin where packs may
     for start in range(0, len(rows), step):
         chunk = slice(start, start + step)
         logits = xp.matmul(rows[chunk], weight.T)

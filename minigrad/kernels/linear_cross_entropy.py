@@ -83,14 +83,19 @@ def _forward(
     goal = Goal.of(shape, dtype, targets, ignore_index, label_smoothing, reduction)
     ready = needs if reduction != "none" else (False, False)  # the weights of single losses are not known yet
     half = half_for(dtype)
-    scale = np.full(len(goal.ids), 1.0 if half else goal.weight)
-    losses, *gradients = _one_pass(x, weight, goal, scale, ready, half)
-    if half:  # it could not hold numbers as small as the gradient of a mean
-        for gradient in gradients:
-            if gradient is not None:
-                gradient *= goal.weight
+    losses, gradients = _for_one(x, weight, goal, ready, half)
     once = [gradients] if any(ready) else []
     return rounded(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "once": once, "half": half}
+
+
+def _for_one(x: Any, weight: Any, goal: Goal, needs: tuple[bool, bool], half: Any) -> tuple[Array, list[Array | None]]:
+    """Losses, and the gradients for g = 1. Half precision can't hold a mean's weight, which comes in at the end."""
+    scale = np.full(len(goal.ids), 1.0 if half else goal.weight)
+    losses, *gradients = _one_pass(x, weight, goal, scale, needs, half)
+    for gradient in gradients if half else ():
+        if gradient is not None:
+            gradient *= goal.weight
+    return losses, gradients
 
 
 def _one_pass(
@@ -114,11 +119,11 @@ def _one_pass(
         if gx is not None:
             np.matmul(logits, table, out=as_matrix(gx, work)[chunk])
         if gweight is not None:
-            if start == 0:
-                np.matmul(logits.T, rows[chunk], out=gweight)
-            else:
-                gweight += np.matmul(logits.T, rows[chunk], out=scratch(table.shape, work, "weight"))
-    return losses, None if gx is None else _as_in(half, gx), None if gweight is None else _as_in(half, gweight)
+            product = gweight if start == 0 else scratch(table.shape, work, "weight")
+            product[...] = _as_in(half, np.matmul(logits.T, rows[chunk], out=product))
+            if start:
+                gweight += product
+    return losses, None if gx is None else _as_in(half, gx), gweight
 
 
 def half_for(dtype: Any) -> Any:
@@ -152,13 +157,13 @@ def _backward(
     g: Any, x: Any, weight: Any, goal: Goal, once: Any, half: Any, needs: tuple[bool, bool]
 ) -> tuple[Any, Any]:
     """The gradients that the forward pass made, times g; they are handed over once, then made anew."""
-    if once:
-        gradients = once.pop()
+    if np.ndim(g):
+        scale = np.asarray(g).reshape(-1) * goal.weight
+        _, *gradients = _one_pass(x, weight, goal, scale, needs, half)
+    else:
+        gradients = once.pop() if once else _for_one(x, weight, goal, needs, half)[1]
         for gradient in gradients:
             if gradient is not None and g != 1:
                 gradient *= g
-    else:
-        scale = np.broadcast_to(g, goal.shape).reshape(-1) * goal.weight
-        gradients = _one_pass(x, weight, goal, scale, needs, half)[1:]
     gx, gweight = gradients
     return None if gx is None else rounded(gx, x.dtype), None if gweight is None else rounded(gweight, weight.dtype)

@@ -25,7 +25,8 @@ def relu(x: Array) -> Array:
 
 @relu.defforward
 def _forward(x: Any) -> tuple[Array, dict[str, Any]]:
-    flat, out = np.ascontiguousarray(x).reshape(-1), np.empty(np.shape(x), x.dtype)
+    x = np.asarray(x)
+    flat, out = np.ascontiguousarray(x).reshape(-1), np.empty(x.shape, x.dtype)
     result, zero = out.reshape(-1), x.dtype.type(0)
     over_elements(lambda tile: np.maximum(flat[tile], zero, out=result[tile]), flat, arrays=2, ns=0.3)
     return out, {}

@@ -42,12 +42,12 @@ def test_a_check_that_fails_or_hangs_leaves_what_it_found(
     dies = tmp_path / "dies.py"
     dies.write_text("import os, sys; sys.stdin.read() if 'kernels' in sys.argv else os.abort()")
     monkeypatch.setattr(gpu_check, "__file__", str(dies))
-    gpu_check.run_apart("training", 60, tmp_path)
+    gpu_check.run_apart("training", 60, True, tmp_path)
     read, write = os.pipe()  # what the second one waits for
     stdin = os.dup(0)
     os.dup2(read, 0)
     try:
-        gpu_check.run_apart("kernels", 0.2, tmp_path)
+        gpu_check.run_apart("kernels", 0.2, True, tmp_path)
     finally:
         os.dup2(stdin, 0)
         for each in (read, write, stdin):

@@ -172,6 +172,19 @@ def test_a_profile_marks_what_no_kernel_takes(
     assert (f"{operation.name} (definition)" in {row.label for row in p.rows}) == marked
 
 
+def test_attention_reads_and_writes_features_that_lie_apart(gpu: Any) -> None:
+    """Views of (…, d, t) as (…, t, d): results and gradients lie elsewhere than the arguments."""
+    arrays = np.random.default_rng(3).standard_normal((3, 2, 8, 5)).astype(np.float32)
+    found = []
+    for device in ("cpu", "cuda"):
+        leaves = [mg.Tensor(array, device=device, requires_grad=True) for array in arrays]
+        out = attention(*(leaf.swapaxes(-1, -2) for leaf in leaves), is_causal=True)
+        (out * out).sum().backward()
+        found.append([out.numpy(), *(mg.asarray(leaf.grad).numpy() for leaf in leaves)])
+    for ours, cpus in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, cpus, atol=1e-5)
+
+
 def test_a_mask_of_the_host_is_refused(gpu: Any) -> None:
     q = mg.ones((2, 5, 8), device="cuda")
     with pytest.raises(DeviceError, match=r"bool \(5, 5\) on cpu and"):

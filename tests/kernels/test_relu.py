@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, random
+from kernels.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
 
 from minigrad.kernels.relu import relu
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (3, 65), (700, 344)])
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (3, 65), many_rows((700, 344))])
 def test_is_torch(shape):
     check(relu, torch.nn.functional.relu, random(shape, scale=3))
 
@@ -19,6 +19,10 @@ def test_nothing_comes_through_below_zero_and_nan_does():
     np.testing.assert_array_equal(gx, [0, 0, 0, np.inf, np.inf, 0, np.inf])
 
 
+def test_plain_numbers():
+    assert relu(-2.0) == 0 and relu(3) == 3
+
+
 def test_strided_arguments():
     x, g = random((6, 8), (6, 8))
     value, (gx,) = derived(relu, [x.T[::-2]], g.T[::-2])
@@ -26,5 +30,6 @@ def test_strided_arguments():
     np.testing.assert_array_equal(gx, np.where(x > 0, g, 0).T[::-2])
 
 
+@of_the_threads
 def test_threads():
     check_threads(relu, [a.astype(np.float32) for a in random((2048, 344))])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import doctest
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,9 @@ def called_by_a_test(through: tuple[str, ...] = HERE) -> bool:
     while frame.f_code.co_filename.startswith(through):
         frame = frame.f_back  # type: ignore[assignment]
     name = frame.f_code.co_filename
-    return name.startswith((*TESTS, "<doctest")) or "pytest" in name or "torch" in name
+    return name.startswith((*TESTS, "<doctest")) or any(
+        f"{os.sep}{part}{os.sep}" in name for part in ("pytest", "_pytest", "torch")
+    )
 
 
 def moved(value: Any) -> Any:

@@ -571,6 +571,7 @@ def installed() -> Iterator[Any]:
     sys.modules["cupy"] = cupy
     state.synchronisations, state.current, state.limit = 0, 0, None
     cublas.calls.clear()
+    cublas.Products.chosen = cublas.Products.COMPUTE_TYPE_DEFAULT
     try:
         yield cupy
     finally:

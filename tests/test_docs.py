@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,14 @@ def test_examples_of_a_page(page: Path) -> None:
     runner.run(test, out=report.append)
     assert runner.failures == 0, "".join(report)
     assert runner.tries > 0
+
+
+def test_the_table_of_cuda_kernels_names_all_of_them() -> None:
+    sources = [source for folder in ("minigrad", "optim") for source in (ROOT / folder).rglob("*.cu")]
+    kernels = {
+        f"{source.name}: {name}"
+        for source in sources
+        for name in re.findall(r'^extern "C" __global__ void (\w+)', source.read_text(), re.MULTILINE)
+    }
+    table = re.findall(r"^(\w+\.cu: \w+) ", (ROOT / "docs" / "cuda.md").read_text(), re.MULTILINE)
+    assert sorted(kernels) == table

@@ -329,7 +329,9 @@ def test_ctrl_c_during_the_imports_is_one_line(program: str, tmp_path: Path, env
     code = (
         f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(path)!r}, run_name='__main__')"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=60)
+    listening = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # even where this run ignores Ctrl-C
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, env=environment, timeout=60, preexec_fn=listening)
     assert ended.stderr.decode() == f"{program}: interrupted, nothing was saved\n"
     assert ended.returncode == -signal.SIGINT
 

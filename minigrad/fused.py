@@ -86,12 +86,18 @@ class Fused(Primitive[P]):
             args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
         on_gpu = array_module(*args, *kwargs.values()) is not np
         if on_gpu:
-            bound = self._bind(args, kwargs)
-            checked = [self.checked(value, name, bound) for name, value in zip(self.names, bound, strict=True)]
-            args, kwargs = tuple(checked), {}  # type: ignore[assignment]
+            args, kwargs = self._all_checked(args, kwargs), {}  # type: ignore[assignment]
         if self.kernel is None or (on_gpu and not (self.gpu and self.gpu.fits(*map(raw, args)))):
             return self._defined(args, kwargs)
         return super().__call__(*args, **kwargs)
+
+    def _all_checked(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """All arguments, in the form that the kernels take."""
+        values = self._bind(args, kwargs)
+        return tuple(
+            value if value is None and place >= self.required else self.checked(value, self.names[place], values)
+            for place, value in enumerate(values)
+        )
 
     def _defined(self, args: Any, kwargs: Any) -> Any:
         started = time.perf_counter() if core.observers else 0.0

@@ -276,6 +276,7 @@ class Counted(nn.Module):
         return float((targets != ignore_index).sum())
 
 
+@pytest.mark.cpu_only("memory of the CPU")
 def test_windows_are_made_batch_by_batch():
     """A hundred thousand of them take the memory of a batch."""
     text = np.zeros(100_000, np.int64)

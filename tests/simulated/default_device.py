@@ -89,6 +89,9 @@ def make_default() -> None:
     creation.check_device = minigrad.random.check_device = check_device
     for kind in (Composite, Primitive, Fused, nn.Module):
         kind.__call__ = taking(kind.__call__)  # type: ignore[method-assign]
+    for operation in minigrad.REGISTRY.values():
+        if isinstance(operation, Fused):
+            operation.definition = taking(operation.definition)
     for module in (minigrad, nn.functional, nn.losses):
         for name, value in vars(module).items():
             if isinstance(value, FunctionType) and value.__module__ in TAKING:

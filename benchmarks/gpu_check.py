@@ -34,7 +34,21 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np
 from harness.configs import CONFIGS, Config, batches
-from harness.gpu_work import GPU_CONFIGS, STEPS, TINY, Kernel, Row, floors, kernels, leaves, minigrad_step, timed
+from harness.gpu_work import (
+    ADAMW_BYTES,
+    GPU_CONFIGS,
+    STEPS,
+    TINY,
+    WEIGHTS,
+    Kernel,
+    Row,
+    adamw,
+    floors,
+    kernels,
+    leaves,
+    minigrad_step,
+    timed,
+)
 
 import minigrad as mg
 from minigrad.backend import as_dtype, load_cupy, to_numpy
@@ -205,6 +219,15 @@ def check_kernels(task: Task) -> Iterator[Row]:
         for name in ("bfloat16", "float32")
         for kernel in kernels(*sizes)
     )
+    weights = 1 << 10 if task.quick else WEIGHTS
+    yield from task.rows([("AdamW, float32", lambda: adamw_rate(weights, copied, 2 if task.quick else 10))])
+
+
+def adamw_rate(weights: int, copied: float, repeats: int) -> tuple[str, str]:
+    """The time and rate of an optimizer step, and its share of the rate of a copy."""
+    seconds = timed(adamw(weights, "cuda"), repeats)
+    rate = weights * ADAMW_BYTES / seconds
+    return f"{seconds * 1e6:,.0f} µs, {rate / 1e12:.2f} TB/s", f"{rate / copied:.0%}"
 
 
 def copy_rate(n: int) -> float:

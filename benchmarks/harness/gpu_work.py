@@ -19,6 +19,7 @@ GPU_CONFIGS = {
     "cs336, B=128": Config(**{**vars(CONFIGS["cs336"]), "batch_size": 128}),
     "12 x 768, T=1024": Config(32000, 768, 12, 12, 2048, 1024, 16),
 }
+WEIGHTS, ADAMW_BYTES = 100_000_000, 28  # for one: it, its gradient and two moments are read, all but that written
 TINY = Config(65, 32, 1, 2, 64, 16, 2)
 Row = tuple[str, str, str]  # what was checked, the figure, and whether it is as it should be
 
@@ -58,6 +59,8 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
         Kernel("layer_norm", (rows, (d,), (d,)), lambda x, w, b: F.layer_norm(x, None, w, b), 5 * n * d),
         Kernel("swiglu", ((n, d_ff), (n, d_ff)), F.swiglu, 8 * n * d_ff),
         Kernel("gelu", ((n, d_ff),), F.gelu, 5 * n * d_ff),
+        Kernel("relu", ((n, d_ff),), F.relu, 5 * n * d_ff),
+        Kernel("dropout", (rows,), lambda x: F.dropout(x, 0.1, generator=0), 4 * n * d),
         Kernel("softmax", (rows,), F.softmax, 5 * n * d),
         Kernel("log_softmax", (rows,), F.log_softmax, 5 * n * d),
         Kernel("apply_rope", (split,), rope, 4 * n * d),
@@ -70,13 +73,21 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
 
 
 def floors() -> list[Row]:
-    """The least time of each kernel in bfloat16, at the rates above."""
+    """The least time of each kernel in bfloat16, and of AdamW in float32, at the rates above."""
+    work = [(kernel.name, 2 * kernel.moved, kernel.flops) for kernel in kernels(16, 1024, 768, 12, 2048, 32000)]
     rows: list[Row] = []
-    for kernel in kernels(16, 1024, 768, 12, 2048, 32000):
-        moved, flops = 2 * kernel.moved, kernel.flops
+    for name, moved, flops in [*work, ("AdamW, 100 million weights", WEIGHTS * ADAMW_BYTES, 0.0)]:
         least = max(moved / COPY_RATE, flops / PRODUCT_RATE)
-        rows.append((kernel.name, f"{moved / 1e6:,.0f} MB, {flops / 1e9:,.0f} GFLOP", f"{least * 1e6:,.0f} µs"))
+        rows.append((name, f"{moved / 1e6:,.0f} MB, {flops / 1e9:,.0f} GFLOP", f"{least * 1e6:,.0f} µs"))
     return rows
+
+
+def adamw(weights: int, device: str) -> Callable[[], None]:
+    """A step of AdamW on so many weights, in eight parameters."""
+    parameters = [mg.zeros(weights // 8, device=device, requires_grad=True) for _ in range(8)]
+    for parameter in parameters:
+        parameter.grad = mg.ones(weights // 8, device=device).data
+    return optim.AdamW(parameters).step
 
 
 def leaves(kernel: Kernel, dtype: Any, device: str) -> list[mg.Tensor]:

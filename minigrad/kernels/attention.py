@@ -255,38 +255,38 @@ def _backward_at_once(job: Job, n: slice, h: slice, read: tuple[Array, ...], wri
     With P = E / total: dv = Pᵀ g, ds = scale · P ∘ (g vᵀ - rowsum(g ∘ out)), dq = ds k, dk = dsᵀ q.
     """
     (g, out, inverse, shift), (gq, gk, gv, gmask) = read, write
-    keys, values = job.k[n, h], job.v[n, h]
+    ((i, blocks),) = job.tiles()
+    at = (n, h, slice(None), i)
     if not job.sees_all():
         gk[n, h] = gv[n, h] = 0
+    if not blocks:  # no key is seen
+        gq[at] = 0
+        return
+    (block,) = blocks
+    j, direct = block.j, gq.shape[2] == 1
+    keys, values = job.k[n, h, j], job.v[n, h, j]
+    queries, up, means, top, inverse = (_stacked(x[at]) for x in (job.q, g, out, shift[..., None], inverse[..., None]))
+    up = up.astype(queries.dtype, copy=False)
     with np.errstate(all="ignore"):
-        for i, blocks in job.tiles():
-            at = (n, h, slice(None), i)
-            queries, up, means, top = (_stacked(x[at]) for x in (job.q, g, out, shift[..., None]))
-            top = top if top.any() else None
-            up = up.astype(queries.dtype, copy=False)
-            for block in blocks:
-                j = block.j
-                weights = _exponentials(job.scores(at, block, queries, keys, job.scale), top)
-                weights *= _stacked(inverse[at][..., None])
-                ds, remaining = scratch(weights.shape, weights.dtype, "attention ds"), weights
-                np.matmul(up, values[:, :, j].swapaxes(-1, -2), out=ds)
-                if job.dropout_p:
-                    remaining = job.dropout(at, j, weights.shape)
-                    ds *= remaining
-                    remaining *= weights
-                ds -= np.vecdot(up, means, dtype=ds.dtype)[..., None]
-                ds *= weights
-                if gmask is not None:
-                    _add_sum(cut(gmask, (*at, j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
-                ds *= job.scale
-                np.matmul(remaining.swapaxes(-1, -2), up, out=gv[n, h, j])
-                np.matmul(ds.swapaxes(-1, -2), queries, out=gk[n, h, j])
-                direct = gq.shape[2] == 1
-                dq = np.matmul(ds, keys[:, :, j], out=gq[n, h, 0, i] if direct else None)
-                if not direct:
-                    gq[at] = dq.reshape(gq[at].shape)
-            if not blocks:
-                gq[at] = 0
+        weights = job.scores(at, block, queries, job.k[n, h], job.scale)
+        weights = _exponentials(weights, top if top.any() else None)
+        weights *= inverse
+        ds, remaining = scratch(weights.shape, weights.dtype, "attention ds"), weights
+        np.matmul(up, values.swapaxes(-1, -2), out=ds)
+        if job.dropout_p:
+            remaining = job.dropout(at, j, weights.shape)
+            ds *= remaining
+            remaining *= weights
+        ds -= np.vecdot(up, means, dtype=ds.dtype)[..., None]
+        ds *= weights
+        if gmask is not None:
+            _add_sum(cut(gmask, (*at, j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
+        ds *= job.scale
+        np.matmul(remaining.swapaxes(-1, -2), up, out=gv[n, h, j])
+        np.matmul(ds.swapaxes(-1, -2), queries, out=gk[n, h, j])
+        dq = np.matmul(ds, keys, out=gq[n, h, 0] if direct else None)
+    if not direct:
+        gq[at] = dq.reshape(gq[at].shape)
 
 
 def _upstream(g: Array, inverse: Array, out: Array) -> Array:

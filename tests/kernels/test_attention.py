@@ -178,6 +178,7 @@ def test_nan_and_infinity_are_not_hidden(special):
     np.testing.assert_allclose(value[[0, 2]], expected[[0, 2]], rtol=1e-12)
 
 
+@pytest.mark.cpu_only("the memory order of a kernel of the CPU")
 def test_results_lie_in_memory_as_the_arguments():
     """Heads that were transposed out of (batch, positions, heads, d) go back without a copy, in both directions."""
     args = [a.transpose(0, 2, 1, 3) for a in random(*[(2, 30, 3, 4)] * 3)]

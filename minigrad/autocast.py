@@ -17,13 +17,17 @@ from minigrad.kernels.cross_entropy import cross_entropy
 from minigrad.kernels.layer_norm import layer_norm
 from minigrad.kernels.linear import linear
 from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
+from minigrad.kernels.qkv_projection import qkv_projection
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.kernels.swiglu_ffn import swiglu_ffn
 from minigrad.recording import in_precision
 from minigrad.registry import REGISTRY
 
-LOW: tuple[Primitive[Any], ...] = (ops.matmul, ops.linalg.einsum_explicit, linear, swiglu_ffn, attention)
+LOW: tuple[Primitive[Any], ...] = (
+    *(ops.matmul, ops.linalg.einsum_explicit),
+    *(linear, qkv_projection, swiglu_ffn, attention),
+)
 WIDE: tuple[Any, ...] = (
     *(ops.sum, ops.mean, ops.prod, ops.var, ops.std, ops.cumsum, ops.cumprod, ops.logsumexp),
     *(REGISTRY["root_sum_square"], REGISTRY["root_sum_power"], rms_norm, layer_norm, softmax, log_softmax),
@@ -38,9 +42,9 @@ class autocast(in_precision):
     """Products of matrices run in ``dtype``, float16 or bfloat16, and the rest in float32: in a ``with`` block, or a
     function decorated by ``@autocast(dtype)``.
 
-    Cast are the arguments of ``linear``, ``swiglu_ffn``, ``matmul``, ``einsum`` and ``attention`` to ``dtype`` (the
-    products of ``linear_cross_entropy`` are in ``dtype`` too), and
-    those of reductions, norms, softmax and losses to float32; gradients come back in the dtypes of the parameters,
+    Cast are the arguments of ``linear``, ``qkv_projection``, ``swiglu_ffn``, ``matmul``, ``einsum`` and ``attention``
+    to ``dtype`` (the products of ``linear_cross_entropy`` are in ``dtype`` too), and those of reductions, norms,
+    softmax and losses to float32; gradients come back in the dtypes of the parameters,
     which stay float32. float64 is left alone; ``autocast("float32")`` changes nothing. A backward pass has the dtypes
     of its forward pass, wherever it runs. float16, whose smallest number is 6e-8, needs :class:`optim.GradScaler`
     besides. NumPy's warnings of overflow are silent inside, and in the backward pass of a loss that was scaled.

@@ -13,8 +13,9 @@ from minigrad.registry import sample
 from nn import functional as F
 from nn.cache import KVCache
 from nn.checks import check_probability, check_sizes
-from nn.linear import Linear
+from nn.linear import Linear, is_bare
 from nn.module import Module
+from nn.normalization import norm_for_product
 
 
 @primitive(view=True, torch=False, numpy=False, samples=[sample((2, 3, 8), heads=4), sample((3, 6), heads=1)])
@@ -89,6 +90,7 @@ class MultiHeadAttention(Module):
         is_causal: bool = False,
         positions: Any = None,
         cache: KVCache | None = None,
+        norm: Module | None = None,
     ) -> Any:
         """Attention of the positions of ``x`` (..., T, d_model) to each other, or to ``context`` (..., S, d_model).
 
@@ -97,10 +99,11 @@ class MultiHeadAttention(Module):
         - positions: of x, for rope: integers (T,) or (..., T); by default they count on from the cache, or from 0
         - cache: keys and values of earlier positions, to which those of x are added; x then sees all of them. With a
           context: its keys and values, computed at the first call alone
+        - norm: a layer through which x goes first; an RMSNorm becomes part of the projections
         """
         check_sequences(x, context)
         start = 0 if cache is None else cache.length
-        q, k, v = self._projected(x, context, _places(positions, start, x.shape[-2]), cache)
+        q, k, v = self._projected(x, context, _places(positions, start, x.shape[-2]), cache, norm)
         if is_causal and start:
             attn_mask, is_causal = _after(start, q, k, attn_mask), False
         dropout_p = self.dropout if self.training else 0.0
@@ -113,25 +116,41 @@ class MultiHeadAttention(Module):
 
         To look at; ``forward`` never makes them. The arguments are those of ``forward``.
         """
-        q, k, _ = self._projected(x, context, _places(positions, 0, x.shape[-2]), None)
+        q, k, _ = self._projected(x, context, _places(positions, 0, x.shape[-2]), None, None)
         keys = array_module(k).eye(k.shape[-2], dtype=k.dtype)  # as values: the means are the weights
         return F.scaled_dot_product_attention(q, k, keys[None], attn_mask, is_causal)
 
-    def _projected(self, x: Any, context: Any, place: Any, cache: KVCache | None) -> tuple[Any, Any, Any]:
+    def _projected(
+        self, x: Any, context: Any, place: Any, cache: KVCache | None, norm: Module | None
+    ) -> tuple[Any, Any, Any]:
         """Queries of x, and keys and values of x and what is in the cache, or of the context."""
-        source = x if context is None else context
+        if context is None:
+            q, k, v = self._of_one(x, norm)
+            pair = self._heads(k, self.num_kv_heads, place), split_heads(v, self.num_kv_heads)
+            pair = pair if cache is None else cache.extend(self, *pair)
+            return self._heads(q, self.num_heads, place), *pair
 
         def keys_and_values() -> tuple[Any, Any]:
-            k, v = (split_heads(project(source), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
-            return (k if self.rope is None else self.rope(k, place if context is None else None)), v
+            k, v = self.k_proj(context), self.v_proj(context)
+            return self._heads(k, self.num_kv_heads, None), split_heads(v, self.num_kv_heads)
 
-        q = split_heads(self.q_proj(x), self.num_heads)
-        q = q if self.rope is None else self.rope(q, place)
-        if cache is None:
-            return q, *keys_and_values()
-        if context is not None:
-            return q, *cache.once(self, keys_and_values)
-        return q, *cache.extend(self, *keys_and_values())
+        q = self._heads(self.q_proj(x if norm is None else norm(x)), self.num_heads, place)
+        return q, *(keys_and_values() if cache is None else cache.once(self, keys_and_values))
+
+    def _of_one(self, x: Any, norm: Module | None) -> Any:
+        """All three projections of x, in one operation where the weights are all that there is to them."""
+        layers = self.q_proj, self.k_proj, self.v_proj
+        if not all(map(is_bare, layers)):
+            x = x if norm is None else norm(x)
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        x, gain = norm_for_product(norm, x)
+        weights: list[Any] = [layer.weight for layer in layers]
+        return F.qkv_projection(x, *weights, *gain)
+
+    def _heads(self, x: Any, heads: int, place: Any) -> Any:
+        """The heads of queries or keys, turned by their positions where there is a rope."""
+        x = split_heads(x, heads)
+        return x if self.rope is None else self.rope(x, place)
 
     def extra_repr(self) -> str:
         shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"

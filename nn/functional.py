@@ -23,6 +23,7 @@ from minigrad.kernels.gelu import gelu
 from minigrad.kernels.layer_norm import layer_norm
 from minigrad.kernels.linear import linear
 from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
+from minigrad.kernels.qkv_projection import qkv_projection
 from minigrad.kernels.relu import relu
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rope import apply_rope
@@ -48,6 +49,7 @@ __all__ = [
     "mse_loss",
     "nll_loss",
     "one_hot",
+    "qkv_projection",
     "relu",
     "rms_norm",
     "scaled_dot_product_attention",

@@ -8,7 +8,7 @@ from minigrad.backend import DType
 from minigrad.errors import IndexRangeError
 from nn import functional as F
 from nn.checks import as_ids, check_sizes
-from nn.module import Module
+from nn.module import Module, is_plain
 from nn.parameter import constant, matrix, truncated_normal
 
 
@@ -52,8 +52,7 @@ def is_bare(layer: Module) -> bool:
     >>> is_bare(Linear(3, 2, bias=False)), is_bare(Linear(3, 2))
     (True, False)
     """
-    own = type(layer) is not Linear or "forward" in vars(layer)
-    return not own and layer.bias is None and not (layer._hooks or layer._pre_hooks)
+    return is_plain(layer, Linear) and layer.bias is None
 
 
 def head_loss(head: Any, hidden: Any, *goal: Any) -> Any:

@@ -314,6 +314,16 @@ HINTS = {
 }
 
 
+def is_plain(layer: Any, kind: type[Module]) -> bool:
+    """Whether a layer is of this very kind, without hooks or a forward of its own: its parameters are all of it.
+
+    >>> import nn
+    >>> is_plain(nn.RMSNorm(2), nn.RMSNorm), is_plain(nn.RMSNorm(2), nn.Linear)
+    (True, False)
+    """
+    return type(layer) is kind and "forward" not in vars(layer) and not (layer._hooks or layer._pre_hooks)
+
+
 def _once(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """The pairs whose second part did not come before."""
     seen = set()

@@ -6,9 +6,10 @@ from typing import Any
 
 from minigrad.arguments import check_eps
 from minigrad.backend import DType
+from minigrad.recording import mode
 from nn import functional as F
 from nn.checks import check_sizes
-from nn.module import Module
+from nn.module import Module, is_plain
 from nn.parameter import constant
 
 
@@ -43,6 +44,23 @@ class RMSNorm(Module):
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}"
+
+
+def norm_for_product(norm: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
+    """How a product that can normalise its rows reads ``norm(x)``: x, and the gain and eps that it then takes.
+
+    Where the norm is more than a gain (hooks, a subclass, another kind), or autocast keeps norms in float32, it is
+    called here, and the product takes nothing besides; so too for None, which leaves x as it is.
+
+    >>> x = [[3.0, 4.0]]
+    >>> len(norm_for_product(RMSNorm(2), x)[1]), len(norm_for_product(LayerNorm(2), x)[1])
+    (2, 0)
+    """
+    if norm is None:
+        return x, ()
+    if is_plain(norm, RMSNorm) and norm.weight.ndim == 1 and not mode.autocast:
+        return x, (norm.weight, norm.eps)
+    return norm(x), ()
 
 
 class LayerNorm(Module):

@@ -69,9 +69,11 @@ class TransformerBlock(Module):
         cache: KVCache | None = None,
     ) -> Any:
         """The block applied to ``x`` (..., T, d_model); the other arguments are those of MultiHeadAttention."""
-        attended = self.attn(self.ln1(x), attn_mask=attn_mask, is_causal=is_causal, positions=positions, cache=cache)
+        attended = self.attn(
+            x, attn_mask=attn_mask, is_causal=is_causal, positions=positions, cache=cache, norm=self.ln1
+        )
         x = x + self.dropout(attended)
-        return x + self.dropout(self.ffn(self.ln2(x)))
+        return x + self.dropout(self.ffn(x, norm=self.ln2))
 
 
 class TransformerLM(Module):

@@ -65,6 +65,21 @@ def test_linear_with_and_without_a_bias() -> None:
 
 
 @pytest.mark.cpu_only("what no kernel of the GPU takes in one piece")
+def test_projections_and_the_feed_forward_layer_count_their_products() -> None:
+    """d_in 3, rows 20: a product forward for each weight; backward one for its gradient, one for that of its rows."""
+    n = 2 * 20 * 3
+    weights = leaf(7, 3), leaf(5, 3), leaf(2, 3)
+    made = lambda x, norm: F.qkv_projection(x, *weights, norm)[0].sum()
+    assert flop(lambda: made(leaf(4, 5, 3), None), "qkv_projection") == (n * 14, 2 * n * 14)
+    assert flop(lambda: made(leaf(4, 5, 3, grad=False), leaf(3)), "qkv_projection") == (n * 14, 2 * n * 14)
+    assert flop(lambda: made(leaf(4, 5, 3, grad=False), None), "qkv_projection") == (n * 14, n * 14)
+    up, down = 2 * n * 7, 2 * 20 * 7 * 6
+    ffn = lambda x: F.swiglu_ffn(x, leaf(7, 3), leaf(7, 3), leaf(6, 7))
+    assert flop(lambda: ffn(leaf(4, 5, 3)), "swiglu_ffn") == (up + down, 2 * (up + down))
+    assert flop(lambda: ffn(leaf(4, 5, 3, grad=False)), "swiglu_ffn") == (up + down, up + 2 * down)
+
+
+@pytest.mark.cpu_only("what no kernel of the GPU takes in one piece")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize(("queries", "keys"), [(6, 6), (6, 4), (3, 7)])

@@ -35,7 +35,7 @@ from minigrad.kernels.attention_tiles import (
     share_of,
     sizes_of,
 )
-from minigrad.kernels.rows import SAFE
+from minigrad.kernels.rows import SAFE, add_product
 from minigrad.kernels.softmax import softmax
 from minigrad.ops import astype, matmul, repeat, swapaxes, where
 from minigrad.parallel import blas_threads, run, scratch
@@ -237,9 +237,9 @@ def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write
                     ds = (ds - up[..., -1:]) * remaining + up[..., -1:]
                     remaining *= weights
                 ds *= weights
-                _add_product(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh)
-                _add_product(dk[:, :, block.j], ds.swapaxes(-1, -2), queries, fresh)
-                _add_product(dq, ds, keys[:, :, block.j], block is blocks[0])
+                add_product(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh)
+                add_product(dk[:, :, block.j], ds.swapaxes(-1, -2), queries, fresh)
+                add_product(dq, ds, keys[:, :, block.j], block is blocks[0])
                 if gmask is not None:
                     _add_sum(cut(gmask, (*at, block.j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
             if not direct:
@@ -295,13 +295,6 @@ def _upstream(g: Array, inverse: Array, out: Array) -> Array:
     np.multiply(g, inverse[..., None], out=up[..., :-1])
     np.multiply(np.vecdot(g, out, dtype=up.dtype), -inverse, out=up[..., -1])
     return up
-
-
-def _add_product(total: Array, a: Array, b: Array, fresh: Any) -> None:
-    """total += a b, or total = a b if it is fresh."""
-    product = np.matmul(a, b, out=total if fresh else scratch(total.shape, total.dtype, "attention product"))
-    if not fresh:
-        total += product
 
 
 def _add_sum(total: Array, x: Array) -> None:

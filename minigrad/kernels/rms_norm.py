@@ -8,9 +8,9 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, rounded
 from minigrad.fused import fused
+from minigrad.kernels.normed_rows import inverse_rms, normalize, pull_back
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
 from minigrad.ops import astype, mean, sqrt
-from minigrad.parallel import scratch
 from minigrad.registry import sample
 
 
@@ -43,22 +43,13 @@ def rms_norm(x: Array, normalized_shape: Any = None, weight: Array | None = None
 def _forward(x: Any, normalized_shape: Any, weight: Any, eps: float) -> tuple[Array, dict[str, Any]]:
     axes = len(normalized(x, normalized_shape, eps, weight=weight))
     dtype, work = dtypes(x, weight)
-    rows = as_matrix(x, work, axes)
-    scale = None if weight is None else as_matrix(weight, work, axes)[0]
-    out = np.empty(np.shape(x), work)
-    inverse = np.empty(len(rows), work)
+    rows, gain = as_matrix(x, work, axes), None if weight is None else as_matrix(weight, work, axes)[0]
+    out, inverse = np.empty(np.shape(x), work), np.empty(len(rows), work)
     result = matrix_of(out, axes)
 
     def body(a: int, b: int) -> None:
-        r, y, inv = rows[a:b], result[a:b], inverse[a:b]
-        np.vecdot(r, r, out=inv)
-        inv /= max(r.shape[1], 1)
-        inv += eps
-        np.sqrt(inv, out=inv)
-        np.divide(1, inv, out=inv)
-        np.multiply(r, inv[:, None], out=y)
-        if scale is not None:
-            y *= scale
+        inverse_rms(rows[a:b], eps, inverse[a:b])
+        normalize(rows[a:b], gain, inverse[a:b], result[a:b])
 
     over_rows(body, rows, arrays=2, ns=1.0)
     return rounded(out, dtype), {"inverse": inverse}
@@ -68,27 +59,17 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, eps: float) -> tuple[Ar
 def _backward(
     g: Any, x: Any, normalized_shape: Any, weight: Any, inverse: Any, needs: tuple[bool, bool]
 ) -> tuple[Any, Any]:
-    """With r = 1/rms: dx = r (g w) - x r³ mean(g w x), dw = Σ_rows g x r."""
     axes = len(normalized(x, normalized_shape, weight=weight))
     work = inverse.dtype
     rows, up = as_matrix(x, work, axes), as_matrix(g, work, axes)
-    scale = np.ones(rows.shape[1], work) if weight is None else as_matrix(weight, work, axes)[0]
+    gain = np.ones(rows.shape[1], work) if weight is None else as_matrix(weight, work, axes)[0]
     gx = np.empty(x.shape, work)
     result = matrix_of(gx, axes)
     shares: dict[int, Array] = {}
 
     def body(a: int, b: int) -> None:
-        r, u, dx, inv = rows[a:b], up[a:b], result[a:b], inverse[a:b]
-        ux = np.multiply(u, r, out=scratch(r.shape, work, "rows"))
-        if needs[1]:
-            shares[a] = inv @ ux
-        if needs[0]:
-            slope = ux @ scale
-            slope *= inv**3 / -max(r.shape[1], 1)
-            np.multiply(u, scale, out=dx)
-            dx *= inv[:, None]
-            dx += np.multiply(r, slope[:, None], out=ux)
+        shares[a] = pull_back(up[a:b], rows[a:b], gain, inverse[a:b], result[a:b] if needs[0] else None)
 
     over_rows(body, rows, arrays=4, ns=2.0)
-    gweight = rounded(total(shares, scale), weight.dtype).reshape(weight.shape) if needs[1] else None
+    gweight = rounded(total(shares, gain), weight.dtype).reshape(weight.shape) if needs[1] else None
     return rounded(gx, x.dtype) if needs[0] else None, gweight

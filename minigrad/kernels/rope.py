@@ -22,6 +22,7 @@ from minigrad.ops import astype
 from minigrad.parallel import scratch
 from minigrad.registry import sample
 
+FEW = 1 << 14  # numbers, up to which short loops cost less than what would make them long
 ELEMENT_NS = {"interleaved": 0.3, "half": 1.5}  # time of an element on one core
 
 _angles = np.linspace(-1.0, 1.0, 6).reshape(3, 2)
@@ -111,16 +112,26 @@ def _turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
     out = np.empty_like(x)
     if not x.size:
         return out
-    table = np.empty(np.broadcast_shapes(cos.shape, sin.shape), np.result_type(x.dtype, np.complex64))
+    shape = cos.shape if cos.shape == sin.shape else np.broadcast_shapes(cos.shape, sin.shape)
+    table = np.empty(shape, np.result_type(x.dtype, np.complex64))
     table.real, table.imag = cos, sin
     table = table.reshape((1,) * (x.ndim - table.ndim) + table.shape)
+    turn = _turn_complex if layout == "interleaved" else _turn_halves
+    if x.size < FEW:
+        turn(x, out, table)(0, len(x))
+    else:
+        source, target, table = _for_long_loops(x, out, table)
+        rows = len(source)
+        parallel.for_rows(turn(source, target, table), rows, 3 * x.nbytes // rows, ELEMENT_NS[layout] * x.size / rows)
+    return out
+
+
+def _for_long_loops(x: Array, out: Array, table: Array) -> tuple[Array, Array, Array]:
+    """The three with their axes in the memory order of x, and the table repeated along the inner ones."""
     order = sorted(range(x.ndim - 1), key=lambda axis: (x.shape[axis] > 1, -abs(x.strides[axis])))
     ones = (0,) * min(sum(size == 1 for size in x.shape[:-1]), x.ndim - 2)
-    source, target, table = (array.transpose(*order, -1)[ones] for array in (x, out, table))
-    rows = len(source)
-    body = (_turn_complex if layout == "interleaved" else _turn_halves)(source, target, _repeated(table, source))
-    parallel.for_rows(body, rows, 3 * x.nbytes // rows, ELEMENT_NS[layout] * x.size / rows)
-    return out
+    x, out, table = (array.transpose(*order, -1)[ones] for array in (x, out, table))
+    return x, out, _repeated(table, x)
 
 
 def _repeated(table: Array, x: Array) -> Array:

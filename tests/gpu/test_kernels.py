@@ -19,6 +19,7 @@ from minigrad.kernels.gelu import gelu
 from minigrad.kernels.layer_norm import layer_norm
 from minigrad.kernels.linear import linear
 from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
+from minigrad.kernels.qkv_projection import qkv_projection
 from minigrad.kernels.relu import relu
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rope import apply_rope
@@ -159,6 +160,7 @@ def test_kernel_is_its_numpy_pair(case: Case, dtype: str, gpu: Any, monkeypatch:
         (attention, [(2, 5, 8)] * 3, "float64", {}, True),
         (attention, [(2, 5, 130)] * 3, "float32", {}, True),
         (swiglu_ffn, [(4, 8), (6, 8), (6, 8), (8, 6)], "float32", {}, True),
+        (qkv_projection, [(4, 8), (6, 8), (6, 8), (8, 8)], "float32", {}, True),
         (swiglu, [(4, 8), (1, 8)], "float32", {}, True),
     ],
 )

@@ -8,27 +8,30 @@ from minigrad.kernels import swiglu_ffn as module
 from minigrad.kernels.swiglu_ffn import swiglu_ffn
 
 
-def twin(x, w1, w3, w2):
+def twin(x, w1, w3, w2, norm=None, eps=1e-5):
     linear = torch.nn.functional.linear
+    x = x if norm is None else torch.nn.functional.rms_norm(x, norm.shape, norm, eps)
     return linear(torch.nn.functional.silu(linear(x, w1)) * linear(x, w3), w2)
 
 
-def arguments(lead, d_in, d_ff, d_out):
-    return random((*lead, d_in), (d_ff, d_in), (d_ff, d_in), (d_out, d_ff))
+def arguments(lead, d_in, d_ff, d_out, normed=False):
+    *args, norm = random((*lead, d_in), (d_ff, d_in), (d_ff, d_in), (d_out, d_ff), (d_in,))
+    return [*args, norm, 0.1] if normed else args
 
 
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), many_rows((5, 500))])
 @pytest.mark.parametrize(("d_in", "d_ff", "d_out"), [(1, 1, 1), (5, 33, 3), (16, 65, 16)])
-def test_is_torch(lead, d_in, d_ff, d_out):
+def test_is_torch(lead, d_in, d_ff, d_out, normed):
     """Also with several chunks and tiles, the last ones shorter."""
-    check(swiglu_ffn, twin, arguments(lead, d_in, d_ff, d_out), length=max(d_in, d_ff, *lead, 1) ** 2)
+    check(swiglu_ffn, twin, arguments(lead, d_in, d_ff, d_out, normed), length=max(d_in, d_ff, *lead, 1) ** 2)
 
 
-@pytest.mark.parametrize("wanted", range(4))
+@pytest.mark.parametrize("wanted", range(5))
 def test_one_gradient_alone(wanted, monkeypatch):
     """What isn't asked for isn't computed, and what is asked for is the same; over three chunks."""
     monkeypatch.setattr(module, "CHUNK", 4)
-    args = arguments((10,), 3, 5, 2)
+    args = arguments((10,), 3, 5, 2, normed=True)
     _, full = derived(swiglu_ffn, args)
     _, (alone,) = derived(lambda leaf: swiglu_ffn(*args[:wanted], leaf, *args[wanted + 1 :]), [args[wanted]])
     np.testing.assert_allclose(alone, full[wanted], rtol=1e-13)
@@ -38,20 +41,20 @@ def test_one_gradient_alone(wanted, monkeypatch):
 def test_keeps_two_arrays_as_wide_as_the_hidden_layer():
     import minigrad as mg
 
-    x, *weights = (mg.Tensor(a, requires_grad=True) for a in arguments((6,), 3, 5, 2))
+    x, *weights = (mg.Tensor(a, requires_grad=True) for a in arguments((6,), 3, 5, 2, normed=True)[:-1])
     out = swiglu_ffn(x, *weights)
-    wide = [a for a in out.node.residuals if isinstance(a, np.ndarray) and a.shape == (6, 5)]
-    assert len(wide) == 2
+    arrays = [a for a in out.node.residuals if isinstance(a, np.ndarray)]
+    made = [a.shape for a in arrays if all(a is not arg.data for arg in (x, *weights))]
+    assert sorted(made) == [(6,), (6, 5), (6, 5)]  # 1/rms, gate and up
     with mg.no_grad():
         np.testing.assert_array_equal(swiglu_ffn(x, *weights).data, out.data)
 
 
 @pytest.mark.parametrize(("lead", "d_in", "d_ff", "d_out"), [((0,), 3, 2, 4), ((2, 3), 0, 2, 4), ((2, 3), 3, 0, 4)])
 def test_empty(lead, d_in, d_ff, d_out):
-    value, grads = derived(swiglu_ffn, arguments(lead, d_in, d_ff, d_out))
-    for array, shape in zip(
-        [value, *grads], [(*lead, d_out), (*lead, d_in), *[(d_ff, d_in)] * 2, (d_out, d_ff)], strict=True
-    ):
+    value, grads = derived(swiglu_ffn, arguments(lead, d_in, d_ff, d_out, normed=True))
+    shapes = [(*lead, d_out), (*lead, d_in), *[(d_ff, d_in)] * 2, (d_out, d_ff), (d_in,)]
+    for array, shape in zip([value, *grads], shapes, strict=True):
         np.testing.assert_array_equal(array, np.zeros(shape))
 
 
@@ -66,7 +69,7 @@ def test_far_out():
 
 @pytest.mark.cpu_only("a kernel that the CPU alone has")
 def test_half_precision_is_computed_in_float32():
-    args = [a.astype(np.float16) for a in arguments((5,), 8, 16, 4)]
+    args = [np.asarray(a, np.float16) for a in arguments((5,), 8, 16, 4, normed=True)[:-1]]
     wide = [a.astype(np.float64) for a in args]
     exact_value, exact = derived(swiglu_ffn, wide)
     value, grads = derived(swiglu_ffn, args)

@@ -246,9 +246,13 @@ def test_mistakes_are_explained(call, kind, text):
         call()
 
 
-@pytest.mark.parametrize("name", ["lm_head", "layers.0.ffn.w1", "layers.0.ffn.w2", "layers.0.ffn.w3"])
+FUSED = ["lm_head", *(f"layers.0.{name}" for name in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "ln1", "ln2"))]
+FUSED += [f"layers.0.ffn.{name}" for name in ("w1", "w2", "w3")]
+
+
+@pytest.mark.parametrize("name", FUSED)
 def test_a_layer_inside_of_a_fused_operation_keeps_its_hooks(name):
-    """A hook that doubles what a Linear gives has the effect of a doubled weight, in the loss and its gradient."""
+    """A hook that doubles what a layer gives has the effect of a doubled weight, in the loss and its gradient."""
     hooked, doubled = (nn.TransformerLM(11, 8, 8, 1, 2, 16, generator=0) for _ in range(2))
     dict(hooked.named_modules())[name].register_forward_hook(lambda module, inputs, output: output * 2)
     dict(doubled.named_modules())[name].weight.data *= 2
@@ -259,6 +263,17 @@ def test_a_layer_inside_of_a_fused_operation_keeps_its_hooks(name):
         loss.backward()
     grads = [model.token_embeddings.weight.grad for model in (hooked, doubled)]
     np.testing.assert_allclose(*grads, rtol=1e-4, atol=1e-7)
+
+
+def test_norms_stay_in_float32_under_autocast():
+    """Where float16 can't hold the residual stream: an embedding of 1e5 is normalised before it is cast."""
+    model = nn.TransformerLM(11, 8, 8, 1, 2, 16, generator=0)
+    model.token_embeddings.weight.data *= 1e5
+    tokens = np.arange(8).reshape(2, 4)
+    wide = model(tokens).data
+    with mg.autocast("float16"):
+        low = model(tokens)
+    np.testing.assert_allclose(low.astype("float32").data, wide, atol=0.02 * np.abs(wide).max())
 
 
 def test_a_layer_inside_of_a_fused_operation_can_be_replaced():

@@ -1,0 +1,102 @@
+"""Queries, keys and values in one: a tile of rows is normalised and multiplied three times while it is in the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, rounded
+from minigrad.errors import ShapeError
+from minigrad.fused import fused
+from minigrad.kernels.linear import linear
+from minigrad.kernels.normed_rows import NormedRows, check_norm
+from minigrad.kernels.rms_norm import rms_norm
+from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, over_products
+from minigrad.parallel import scratch
+from minigrad.registry import sample
+
+
+def _torch(t: Any, x: Any, wq: Any, wk: Any, wv: Any, norm: Any = None, eps: float = 1e-5) -> Any:
+    x = x if norm is None else t.nn.functional.rms_norm(x, norm.shape, norm, eps)
+    return tuple(t.nn.functional.linear(x, w) for w in (wq, wk, wv))
+
+
+_samples = [sample((2, 3), (5, 3), (4, 3), (2, 3)), sample((2, 2, 3), *[(2, 3)] * 3, (3,), 0.1)]
+
+
+@fused(torch=_torch, numpy=False, samples=_samples)
+def qkv_projection(
+    x: Array, wq: Array, wk: Array, wv: Array, norm: Array | None = None, eps: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    """``n wqᵀ``, ``n wkᵀ`` and ``n wvᵀ``, of n = ``rms_norm(x, weight=norm)``, or of x itself if norm is None.
+
+    x (..., d_in), the weights (d_q, d_in), (d_k, d_in) and (d_v, d_in), norm (d_in,); the results are (..., d_q),
+    (..., d_k) and (..., d_v). Half precision is computed in float32 and rounded once. Shapes that don't fit raise a
+    ShapeError.
+
+    >>> q, k, v = qkv_projection(np.array([1.0, 2.0]), np.eye(2), np.ones((1, 2)), np.zeros((1, 2)))
+    >>> print(q, k, v)
+    [1. 2.] [3.] [0.]
+    """
+    _check(x, wq, wk, wv, norm, eps)
+    n = x if norm is None else rms_norm(x, None, norm, eps)
+    return linear(n, wq), linear(n, wk), linear(n, wv)
+
+
+def _check(x: Any, wq: Any, wk: Any, wv: Any, norm: Any, eps: float) -> None:
+    shapes = [np.shape(w) for w in (wq, wk, wv)]
+    if not all(len(shape) == 2 and np.shape(x)[-1:] == shape[1:] for shape in shapes):
+        got = f"{np.shape(x)}, {shapes[0]}, {shapes[1]} and {shapes[2]}"
+        hint = "a weight is (outputs, inputs), as that of nn.Linear"
+        raise ShapeError("x (..., d_in), wq (d_q, d_in), wk (d_k, d_in), wv (d_v, d_in)", got, hint)
+    check_norm(x, norm, eps)
+
+
+@qkv_projection.defforward
+def _forward(
+    x: Any, wq: Any, wk: Any, wv: Any, norm: Any, eps: float
+) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
+    _check(x, wq, wk, wv, norm, eps)
+    dtype, work = dtypes(x, wq, wk, wv, norm)
+    source, weights = NormedRows(x, norm, work), [as_matrix(w, work) for w in (wq, wk, wv)]
+    q, k, v = results = [np.empty((*np.shape(x)[:-1], len(w)), work) for w in weights]
+    products = [(w.T, matrix_of(out)) for w, out in zip(weights, results, strict=True)]
+
+    def body(a: int, b: int) -> None:
+        n = source.tile(a, b, eps)
+        for w, out in products:
+            np.matmul(n, w, out=out[a:b])
+
+    over_products(body, len(source.rows), *weights)
+    return (rounded(q, dtype), rounded(k, dtype), rounded(v, dtype)), {"inverse": source.inverse}
+
+
+@qkv_projection.defbackward("x", "wq", "wk", "wv", "norm")
+def _backward(
+    g: tuple[Any, ...], x: Any, wq: Any, wk: Any, wv: Any, norm: Any, inverse: Any, needs: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    """dn = Σ gᵢ wᵢ and dwᵢ = gᵢᵀ n over the three."""
+    work = inverse.dtype
+    source, upstream = NormedRows(x, norm, work, inverse), [as_matrix(part, work) for part in g]
+    weights = [as_matrix(w, work) for w in (wq, wk, wv)]
+    gx = np.empty(x.shape, work)
+    result, n = matrix_of(gx), source.chunk(0, len(source.rows))
+
+    def body(a: int, b: int) -> None:
+        dx = result[a:b]
+        np.matmul(upstream[0][a:b], weights[0], out=dx)
+        for up, w in zip(upstream[1:], weights[1:], strict=True):
+            dx += np.matmul(up[a:b], w, out=scratch(dx.shape, work, "qkv dx"))
+        source.refill(a, b, n[a:b])
+        source.pull(a, b, dx)
+
+    over_products(body, len(source.rows), *weights)
+    return (
+        rounded(gx, x.dtype) if needs[0] else None,
+        *(
+            rounded(np.matmul(up.T, n), w.dtype) if need else None
+            for up, w, need in zip(upstream, (wq, wk, wv), needs[1:4], strict=True)
+        ),
+        rounded(source.gain_gradient(), norm.dtype) if needs[4] else None,
+    )

@@ -19,12 +19,13 @@ from minigrad.errors import DTypeError, ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.cross_entropy import Goal, cross_entropy, reduced, row_gradients, row_losses
 from minigrad.kernels.linear import linear
-from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows
+from minigrad.kernels.rows import WIDE, as_matrix, dtypes, exponentials, over_rows
 from minigrad.parallel import scratch
 from minigrad.recording import mode
 from minigrad.registry import sample
 
 CHUNK_BYTES = 64 << 20  # of logits at a time; each chunk but the first costs a pass over the weight's gradient
+CLASSES = 2048  # rows of the weight's gradient at a time: BLAS packs the transposed logits, 11 MB for 10 000 at once
 
 
 def _torch(t: Any, x: Any, weight: Any, targets: Any, *rest: Any, **named: Any) -> Any:
@@ -112,18 +113,28 @@ def _one_pass(
     step = max(1, min(len(rows), CHUNK_BYTES // (len(table) * work.itemsize)))
     for start in range(0, len(rows), step):
         chunk = slice(start, min(start + step, len(rows)))
-        logits = scratch((chunk.stop - start, len(table)), work, "logits")
+        logits = scratch((chunk.stop - start, len(table)), work, WIDE)
         logits = _as_in(half, np.matmul(rows[chunk], table.T, out=logits))
         _to_gradients(logits, goal, chunk, losses, scale, any(needs))
         logits = _as_in(half, logits)
         if gx is not None:
             np.matmul(logits, table, out=as_matrix(gx, work)[chunk])
         if gweight is not None:
-            product = gweight if start == 0 else scratch(table.shape, work, "weight")
-            product[...] = _as_in(half, np.matmul(logits.T, rows[chunk], out=product))
-            if start:
-                gweight += product
+            _add_products(gweight, logits, rows[chunk], half, fresh=start == 0)
     return losses, None if gx is None else _as_in(half, gx), gweight
+
+
+def _add_products(gweight: Array, logits: Array, rows: Array, half: Any, fresh: bool) -> None:
+    """``gweight += logitsᵀ rows``, or written if it is fresh, for some classes at a time."""
+    for start in range(0, len(gweight), CLASSES):
+        classes = slice(start, start + CLASSES)
+        out = gweight[classes]
+        product = out if fresh else scratch(out.shape, out.dtype, "product")
+        np.matmul(logits[:, classes].T, rows, out=product)
+        if half is not None:
+            product[...] = _as_in(half, product)
+        if not fresh:
+            out += product
 
 
 def half_for(dtype: Any) -> Any:

@@ -18,7 +18,7 @@ from minigrad.fused import fused
 from minigrad.kernels.linear import linear
 from minigrad.kernels.normed_rows import NormedRows, check_norm
 from minigrad.kernels.rms_norm import rms_norm
-from minigrad.kernels.rows import add_product, as_matrix, dtypes, matrix_of, over_products
+from minigrad.kernels.rows import WIDE, add_product, as_matrix, dtypes, matrix_of, over_products
 from minigrad.kernels.swiglu import logistic, slope, swiglu
 from minigrad.parallel import scratch
 from minigrad.registry import sample
@@ -123,7 +123,7 @@ def _through_units(
     w1, w3, w2 = (as_matrix(w, work) for w in weights)
     shape = (chunk.stop - start, len(w1))
     n, result = source.chunk(start, chunk.stop), None if gx is None else matrix_of(gx)
-    hidden, dgate, dup = (scratch(shape, work, f"ffn {name}") for name in ("hidden", "dgate", "dup"))
+    hidden, dgate, dup = scratch((3, *shape), work, WIDE)
 
     def body(a: int, b: int) -> None:
         dh, sigma = (scratch((b - a, len(w1)), work, key) for key in ("rows", "ffn sigma"))

@@ -12,7 +12,7 @@ from minigrad.fused import fused
 from minigrad.kernels.linear import linear
 from minigrad.kernels.normed_rows import NormedRows, check_norm
 from minigrad.kernels.rms_norm import rms_norm
-from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, over_products
+from minigrad.kernels.rows import add_products, as_matrix, dtypes, matrix_of, over_products
 from minigrad.parallel import scratch
 from minigrad.registry import sample
 
@@ -92,11 +92,10 @@ def _backward(
         source.pull(a, b, dx)
 
     over_products(body, len(source.rows), *weights)
-    return (
-        rounded(gx, x.dtype) if needs[0] else None,
-        *(
-            rounded(np.matmul(up.T, n), w.dtype) if need else None
-            for up, w, need in zip(upstream, (wq, wk, wv), needs[1:4], strict=True)
-        ),
-        rounded(source.gain_gradient(), norm.dtype) if needs[4] else None,
+    gweights = [np.empty(w.shape, work) if need else None for w, need in zip(weights, needs[1:4], strict=True)]
+    products = zip(gweights, upstream, strict=True)
+    add_products([(out, up.T, n) for out, up in products if out is not None], fresh=True)
+    gradients = (gx if needs[0] else None, *gweights, source.gain_gradient() if needs[4] else None)
+    return tuple(
+        None if a is None else rounded(a, like.dtype) for a, like in zip(gradients, (x, wq, wk, wv, norm), strict=True)
     )

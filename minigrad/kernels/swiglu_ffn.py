@@ -18,7 +18,7 @@ from minigrad.fused import fused
 from minigrad.kernels.linear import linear
 from minigrad.kernels.normed_rows import NormedRows, check_norm
 from minigrad.kernels.rms_norm import rms_norm
-from minigrad.kernels.rows import WIDE, add_product, as_matrix, dtypes, matrix_of, over_products
+from minigrad.kernels.rows import WIDE, add_product, add_products, as_matrix, dtypes, matrix_of, over_products
 from minigrad.kernels.swiglu import logistic, slope, swiglu
 from minigrad.parallel import scratch
 from minigrad.registry import sample
@@ -103,9 +103,8 @@ def _backward(
     for start in range(0, len(upstream), CHUNK):
         chunk = slice(start, min(start + CHUNK, len(upstream)))
         n, h, dgate, dup = _through_units(source, chunk, upstream, gate, up, (w1, w3, w2), gx)
-        for weight, a, b in zip(weights, (dgate, dup, upstream[chunk]), (n, n, h), strict=True):
-            if weight is not None:
-                add_product(weight, a.T, b, fresh=start == 0)
+        products = zip(weights, (dgate.T, dup.T, upstream[chunk].T), (n, n, h), strict=True)
+        add_products([(out, a, b) for out, a, b in products if out is not None], fresh=start == 0)
     gradients = (gx if needs[0] else None, *weights, source.gain_gradient() if needs[4] else None)
     return tuple(
         None if a is None else rounded(a, like.dtype) for a, like in zip(gradients, (x, w1, w3, w2, norm), strict=True)

@@ -126,4 +126,4 @@ def test_mistakes_are_explained(shapes, said):
 def test_threads():
     args = arguments((1500,), 64, (64, 32, 32), normed=True)
     args = [a.astype(np.float32) if isinstance(a, np.ndarray) else a for a in args]
-    check_threads(joined, args, blas_alone=True)
+    check_threads(joined, args)

@@ -120,11 +120,11 @@ def _one_pass(
         if gx is not None:
             np.matmul(logits, table, out=as_matrix(gx, work)[chunk])
         if gweight is not None:
-            _add_products(gweight, logits, rows[chunk], half, fresh=start == 0)
+            _add_to_weight(gweight, logits, rows[chunk], half, fresh=start == 0)
     return losses, None if gx is None else _as_in(half, gx), gweight
 
 
-def _add_products(gweight: Array, logits: Array, rows: Array, half: Any, fresh: bool) -> None:
+def _add_to_weight(gweight: Array, logits: Array, rows: Array, half: Any, fresh: bool) -> None:
     """``gweight += logitsᵀ rows``, or written if it is fresh, for some classes at a time."""
     for start in range(0, len(gweight), CLASSES):
         classes = slice(start, start + CLASSES)

@@ -12,8 +12,7 @@ from minigrad.fused import fused
 from minigrad.kernels.linear import linear
 from minigrad.kernels.normed_rows import NormedRows, check_norm
 from minigrad.kernels.rms_norm import rms_norm
-from minigrad.kernels.rows import add_products, as_matrix, dtypes, matrix_of, over_products
-from minigrad.parallel import scratch
+from minigrad.kernels.rows import add_product, add_products, as_matrix, dtypes, matrix_of, over_products
 from minigrad.registry import sample
 
 
@@ -80,16 +79,15 @@ def _backward(
     work = inverse.dtype
     source, upstream = NormedRows(x, norm, work, inverse), [as_matrix(part, work) for part in g]
     weights = [as_matrix(w, work) for w in (wq, wk, wv)]
-    gx = np.empty(x.shape, work)
-    result, n = matrix_of(gx), source.chunk(0, len(source.rows))
+    gx = np.empty(x.shape, work) if needs[0] or needs[4] else None
+    result, n = None if gx is None else matrix_of(gx), source.chunk(0, len(source.rows))
 
     def body(a: int, b: int) -> None:
-        dx = result[a:b]
-        np.matmul(upstream[0][a:b], weights[0], out=dx)
-        for up, w in zip(upstream[1:], weights[1:], strict=True):
-            dx += np.matmul(up[a:b], w, out=scratch(dx.shape, work, "qkv dx"))
         source.refill(a, b, n[a:b])
-        source.pull(a, b, dx)
+        if result is not None:
+            for k, (up, w) in enumerate(zip(upstream, weights, strict=True)):
+                add_product(result[a:b], up[a:b], w, fresh=k == 0)
+            source.pull(a, b, result[a:b])
 
     over_products(body, len(source.rows), *weights)
     gweights = [np.empty(w.shape, work) if need else None for w, need in zip(weights, needs[1:4], strict=True)]

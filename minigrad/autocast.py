@@ -25,8 +25,12 @@ from minigrad.recording import in_precision
 from minigrad.registry import REGISTRY
 
 LOW: tuple[Primitive[Any], ...] = (
-    *(ops.matmul, ops.linalg.einsum_explicit),
-    *(linear, qkv_projection, swiglu_ffn, attention),
+    ops.matmul,
+    ops.linalg.einsum_explicit,
+    linear,
+    qkv_projection,
+    swiglu_ffn,
+    attention,
 )
 WIDE: tuple[Any, ...] = (
     *(ops.sum, ops.mean, ops.prod, ops.var, ops.std, ops.cumsum, ops.cumprod, ops.logsumexp),
@@ -36,6 +40,7 @@ WIDE: tuple[Any, ...] = (
 for _precision, _operations in (("low", LOW), ("wide", WIDE)):
     for _operation in _operations:
         _operation.precision = _precision
+qkv_projection.wide_part = swiglu_ffn.wide_part = "gain"
 
 
 class autocast(in_precision):
@@ -44,11 +49,11 @@ class autocast(in_precision):
 
     Cast are the arguments of ``linear``, ``qkv_projection``, ``swiglu_ffn``, ``matmul``, ``einsum`` and ``attention``
     to ``dtype`` (the products of ``linear_cross_entropy`` are in ``dtype`` too), and those of reductions, norms,
-    softmax and losses to float32; gradients come back in the dtypes of the parameters,
-    which stay float32. float64 is left alone; ``autocast("float32")`` changes nothing. A backward pass has the dtypes
-    of its forward pass, wherever it runs. float16, whose smallest number is 6e-8, needs :class:`optim.GradScaler`
-    besides. NumPy's warnings of overflow are silent inside, and in the backward pass of a loss that was scaled.
-    Micikevicius et al., "Mixed Precision Training" (2018).
+    softmax and losses to float32; gradients come back in the dtypes of the parameters, which stay float32. float64 is
+    left alone; ``autocast("float32")`` changes nothing. A backward pass has the dtypes of its forward pass, wherever it
+    runs. float16, whose smallest number is 6e-8, needs :class:`optim.GradScaler` besides. NumPy's warnings of overflow
+    are silent inside, and in the backward pass of a loss that was scaled. Micikevicius et al., "Mixed Precision
+    Training" (2018).
 
     >>> import minigrad as mg
     >>> x = mg.ones((2, 2), requires_grad=True)

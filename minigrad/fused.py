@@ -38,7 +38,12 @@ class Fused(Primitive[P]):
     result and a dict of residuals of its own; ``defbackward`` the kernel that returns a tuple of gradients. A node
     keeps the arguments, since the definition may be asked for, and the residuals that the backward kernel names.
     ``defgpu`` gives a second pair, which runs where arrays are on a GPU.
+
+    wide_part  an argument that asks for a part which autocast keeps in float32: with it the definition runs there, and
+               each of its parts has its own precision; set in ``autocast.py``
     """
+
+    wide_part: str | None = None
 
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
         super().__init__(function, **facts)
@@ -83,7 +88,10 @@ class Fused(Primitive[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and mode.autocast:
-            args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
+            values = self._bind(args, kwargs)
+            if self.wide_part and values[self.position[self.wide_part]] is not None:
+                return self._defined(values, {})
+            args, kwargs = cast(values, self.precision), {}  # type: ignore[assignment]
         on_gpu = array_module(*args, *kwargs.values()) is not np
         if on_gpu:
             args, kwargs = self._all_checked(args, kwargs), {}  # type: ignore[assignment]
@@ -128,7 +136,10 @@ class Fused(Primitive[P]):
             inputs = [lifted[names[i]].reshape(node.parents[k].shape) for k, i in enumerate(node.plan.wrt)]
             lifted |= {names[i]: x for i, x in zip(node.plan.wrt, inputs, strict=True)}  # one node each, also if shared
             out = self.definition(*[lifted[name] for name in names])
-        return list(grad(out, inputs, g, create_graph=True, allow_unused=True))
+        pairs = zip(out, g, strict=True) if type(out) is tuple else [(out, g)]
+        reached = [(part, up) for part, up in pairs if isinstance(part, core.Tensor) and part.requires_grad]
+        outs, ups = zip(*reached, strict=True)
+        return list(grad(outs, inputs, ups, create_graph=True, allow_unused=True))
 
 
 @overload

@@ -15,7 +15,7 @@ from nn.cache import KVCache
 from nn.checks import check_probability, check_sizes
 from nn.linear import Linear, is_bare
 from nn.module import Module
-from nn.normalization import norm_for_product
+from nn.normalization import gain_of, normed
 
 
 @primitive(view=True, torch=False, numpy=False, samples=[sample((2, 3, 8), heads=4), sample((3, 6), heads=1)])
@@ -99,7 +99,7 @@ class MultiHeadAttention(Module):
         - positions: of x, for rope: integers (T,) or (..., T); by default they count on from the cache, or from 0
         - cache: keys and values of earlier positions, to which those of x are added; x then sees all of them. With a
           context: its keys and values, computed at the first call alone
-        - norm: a layer through which x goes first; an RMSNorm becomes part of the projections
+        - norm: a layer through which x goes first (a context doesn't); an RMSNorm becomes part of the projections
         """
         check_sequences(x, context)
         start = 0 if cache is None else cache.length
@@ -110,13 +110,20 @@ class MultiHeadAttention(Module):
         return self.output_proj(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, dropout_p)))
 
     def weights(
-        self, x: Any, context: Any = None, *, attn_mask: Any = None, is_causal: bool = False, positions: Any = None
+        self,
+        x: Any,
+        context: Any = None,
+        *,
+        attn_mask: Any = None,
+        is_causal: bool = False,
+        positions: Any = None,
+        norm: Module | None = None,
     ) -> Any:
         """How much each position of ``x`` attends to each key: (..., heads, T, S), rows that sum to 1, without dropout.
 
         To look at; ``forward`` never makes them. The arguments are those of ``forward``.
         """
-        q, k, _ = self._projected(x, context, _places(positions, 0, x.shape[-2]), None, None)
+        q, k, _ = self._projected(x, context, _places(positions, 0, x.shape[-2]), None, norm)
         keys = array_module(k).eye(k.shape[-2], dtype=k.dtype)  # as values: the means are the weights
         return F.scaled_dot_product_attention(q, k, keys[None], attn_mask, is_causal)
 
@@ -125,25 +132,25 @@ class MultiHeadAttention(Module):
     ) -> tuple[Any, Any, Any]:
         """Queries of x, and keys and values of x and what is in the cache, or of the context."""
         if context is None:
-            q, k, v = self._of_one(x, norm)
-            pair = self._heads(k, self.num_kv_heads, place), split_heads(v, self.num_kv_heads)
-            pair = pair if cache is None else cache.extend(self, *pair)
-            return self._heads(q, self.num_heads, place), *pair
+            q, k, v = self._self_projected(x, norm)
+            k, v = self._heads(k, self.num_kv_heads, place), split_heads(v, self.num_kv_heads)
+            k, v = (k, v) if cache is None else cache.extend(self, k, v)
+            return self._heads(q, self.num_heads, place), k, v
 
         def keys_and_values() -> tuple[Any, Any]:
             k, v = self.k_proj(context), self.v_proj(context)
             return self._heads(k, self.num_kv_heads, None), split_heads(v, self.num_kv_heads)
 
-        q = self._heads(self.q_proj(x if norm is None else norm(x)), self.num_heads, place)
+        q = self._heads(self.q_proj(normed(norm, x)), self.num_heads, place)
         return q, *(keys_and_values() if cache is None else cache.once(self, keys_and_values))
 
-    def _of_one(self, x: Any, norm: Module | None) -> Any:
-        """All three projections of x, in one operation where the weights are all that there is to them."""
+    def _self_projected(self, x: Any, norm: Module | None) -> Any:
+        """All three projections of x, in one operation where none of the layers is watched."""
         layers = self.q_proj, self.k_proj, self.v_proj
         if not all(map(is_bare, layers)):
-            x = x if norm is None else norm(x)
-            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        x, gain = norm_for_product(norm, x)
+            x = normed(norm, x)
+            return tuple(project(x) for project in layers)
+        x, gain = gain_of(norm, x)
         weights: list[Any] = [layer.weight for layer in layers]
         return F.qkv_projection(x, *weights, *gain)
 

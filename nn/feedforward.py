@@ -13,7 +13,7 @@ from nn.activation import Dropout
 from nn.checks import check_sizes
 from nn.linear import Linear, is_bare
 from nn.module import Module
-from nn.normalization import norm_for_product
+from nn.normalization import gain_of, normed
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
@@ -60,11 +60,11 @@ class SwiGLU(Module):
         self.w3 = Linear(d_model, d_ff, **kinds)
 
     def forward(self, x: Any, norm: Module | None = None) -> Any:
-        """``w2(silu(w1 x) · w3 x)``, of norm(x) if there is a norm, in one operation where the weights are all."""
+        """``w2(silu(w1 x) · w3 x)``, of norm(x) if there is a norm; one operation where no layer inside is watched."""
         if is_bare(self.w1) and is_bare(self.w3) and is_bare(self.w2):
-            x, gain = norm_for_product(norm, x)
+            x, gain = gain_of(norm, x)
             return F.swiglu_ffn(x, self.w1.weight, self.w3.weight, self.w2.weight, *gain)
-        x = x if norm is None else norm(x)
+        x = normed(norm, x)
         return self.w2(F.swiglu(self.w1(x), self.w3(x)))
 
 

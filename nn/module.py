@@ -314,8 +314,8 @@ HINTS = {
 }
 
 
-def is_plain(layer: Any, kind: type[Module]) -> bool:
-    """Whether a layer is of this very kind, without hooks or a forward of its own: its parameters are all of it.
+def is_plain(layer: Module, kind: type[Module]) -> bool:
+    """Whether a layer is of this very kind, without hooks or a forward of its own: nothing watches or changes it.
 
     >>> import nn
     >>> is_plain(nn.RMSNorm(2), nn.RMSNorm), is_plain(nn.RMSNorm(2), nn.Linear)

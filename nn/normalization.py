@@ -6,7 +6,8 @@ from typing import Any
 
 from minigrad.arguments import check_eps
 from minigrad.backend import DType
-from minigrad.recording import mode
+from minigrad.errors import CallError
+from minigrad.explain import describe
 from nn import functional as F
 from nn.checks import check_sizes
 from nn.module import Module, is_plain
@@ -46,21 +47,32 @@ class RMSNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}"
 
 
-def norm_for_product(norm: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
-    """How a product that can normalise its rows reads ``norm(x)``: x, and the gain and eps that it then takes.
+def normed(norm: Any, x: Any) -> Any:
+    """``norm(x)``, or x itself if norm is None.
 
-    Where the norm is more than a gain (hooks, a subclass, another kind), or autocast keeps norms in float32, it is
-    called here, and the product takes nothing besides; so too for None, which leaves x as it is.
+    >>> normed(None, 3)
+    3
+    """
+    if norm is not None and not isinstance(norm, Module):
+        raise CallError("a layer as norm", describe(norm), "such as nn.RMSNorm(d_model), or None")
+    return x if norm is None else norm(x)
 
-    >>> x = [[3.0, 4.0]]
-    >>> len(norm_for_product(RMSNorm(2), x)[1]), len(norm_for_product(LayerNorm(2), x)[1])
+
+def gain_of(norm: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What an operation that can normalise its rows reads for ``norm(x)``: x, and the gain and eps that it then takes.
+
+    Where the norm is more than a gain (hooks, a subclass, another kind) it is called here, and nothing is left to take.
+
+    >>> import minigrad as mg
+    >>> x = mg.ones((1, 2))
+    >>> len(gain_of(RMSNorm(2), x)[1]), len(gain_of(LayerNorm(2), x)[1])
     (2, 0)
     """
-    if norm is None:
-        return x, ()
-    if is_plain(norm, RMSNorm) and norm.weight.ndim == 1 and not mode.autocast:
-        return x, (norm.weight, norm.eps)
-    return norm(x), ()
+    if isinstance(norm, Module) and is_plain(norm, RMSNorm):
+        shape = getattr(norm.weight, "shape", ())
+        if len(shape) == 1 and shape == norm.normalized_shape:
+            return x, (norm.weight, norm.eps)
+    return normed(norm, x), ()
 
 
 class LayerNorm(Module):

@@ -17,7 +17,7 @@ from nn.checks import as_ids, check_sizes
 from nn.containers import ModuleList
 from nn.feedforward import SwiGLU
 from nn.linear import Embedding, Linear, head_loss
-from nn.module import Module
+from nn.module import Module, is_plain
 from nn.normalization import RMSNorm
 from nn.positional import RotaryEmbedding
 
@@ -69,11 +69,21 @@ class TransformerBlock(Module):
         cache: KVCache | None = None,
     ) -> Any:
         """The block applied to ``x`` (..., T, d_model); the other arguments are those of MultiHeadAttention."""
-        attended = self.attn(
-            x, attn_mask=attn_mask, is_causal=is_causal, positions=positions, cache=cache, norm=self.ln1
-        )
-        x = x + self.dropout(attended)
-        return x + self.dropout(self.ffn(x, norm=self.ln2))
+        options = {"attn_mask": attn_mask, "is_causal": is_causal, "positions": positions, "cache": cache}
+        x = x + self.dropout(after_norm(self.ln1, self.attn, x, **options))
+        return x + self.dropout(after_norm(self.ln2, self.ffn, x))
+
+
+def after_norm(norm: Module, layer: Any, x: Any, **options: Any) -> Any:
+    """``layer(norm(x))``, in one pass where the layer is an attention or SwiGLU of ours that nothing watches.
+
+    >>> import minigrad as mg
+    >>> after_norm(RMSNorm(8), SwiGLU(8), mg.ones((2, 8))).shape
+    (2, 8)
+    """
+    if is_plain(layer, MultiHeadAttention) or is_plain(layer, SwiGLU):
+        return layer(x, norm=norm, **options)
+    return layer(norm(x), **options)
 
 
 class TransformerLM(Module):

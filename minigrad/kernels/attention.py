@@ -35,7 +35,8 @@ from minigrad.kernels.attention_tiles import (
     share_of,
     sizes_of,
 )
-from minigrad.kernels.rows import SAFE, add_product
+from minigrad.kernels.products import add_product
+from minigrad.kernels.rows import SAFE
 from minigrad.kernels.softmax import softmax
 from minigrad.ops import astype, matmul, repeat, swapaxes, where
 from minigrad.parallel import blas_threads, run, scratch

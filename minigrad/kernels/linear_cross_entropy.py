@@ -19,7 +19,8 @@ from minigrad.errors import DTypeError, ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.cross_entropy import Goal, cross_entropy, reduced, row_gradients, row_losses
 from minigrad.kernels.linear import linear
-from minigrad.kernels.rows import WIDE, as_matrix, dtypes, exponentials, over_rows
+from minigrad.kernels.products import CHUNK_BUFFER
+from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows
 from minigrad.parallel import scratch
 from minigrad.recording import mode
 from minigrad.registry import sample
@@ -113,7 +114,7 @@ def _one_pass(
     step = max(1, min(len(rows), CHUNK_BYTES // (len(table) * work.itemsize)))
     for start in range(0, len(rows), step):
         chunk = slice(start, min(start + step, len(rows)))
-        logits = scratch((chunk.stop - start, len(table)), work, WIDE)
+        logits = scratch((chunk.stop - start, len(table)), work, CHUNK_BUFFER)
         logits = _as_in(half, np.matmul(rows[chunk], table.T, out=logits))
         _to_gradients(logits, goal, chunk, losses, scale, any(needs))
         logits = _as_in(half, logits)

@@ -1,16 +1,17 @@
 """Rows divided by their root mean square, a tile at a time: for ``rms_norm``, and for products that read such rows.
 
-A product that normalises its rows itself keeps one number a row for the backward pass instead of another array.
+A product that normalises its rows itself keeps one number a row for the backward pass, and makes them anew there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from minigrad.arguments import check_eps
-from minigrad.backend import Array
+from minigrad.backend import Array, rounded
 from minigrad.errors import ShapeError
 from minigrad.kernels.rows import as_matrix, total
 from minigrad.parallel import scratch
@@ -56,33 +57,35 @@ def pull_back(g: Array, x: Array, gain: Array, inverse: Array, out: Array | None
 class NormedRows:
     """The rows that a product reads: those of x, normalised if there is a gain.
 
-    Tiles are [a, b). The forward pass takes ``tile``, which fills in ``inverse``; the backward pass is given that
-    again, writes normalised rows to a ``chunk`` by ``refill``, and turns their gradient into that of x by ``pull``.
+    Tiles are [a, b). The forward pass takes ``tile``, which fills in ``inverse``, 1/rms of each row (empty without a
+    gain). The backward pass is given that again: to the array that ``place`` gives it writes the rows by ``refill``,
+    and by ``pull`` it turns their gradient into that of x.
     """
 
-    def __init__(self, x: Any, gain: Array | None, work: Any, inverse: Array | None = None) -> None:
+    def __init__(self, x: Any, gain: Array | None, work: Any, eps: float = 0.0, inverse: Array | None = None) -> None:
         self.rows = as_matrix(x, work)
         self.gain = None if gain is None else np.ascontiguousarray(gain, work)
+        self.eps = eps
         self.inverse = np.empty(0 if gain is None else len(self.rows), work) if inverse is None else inverse
         self.shares: dict[int, Array] = {}  # of the tiles in the gradient of the gain
 
-    def tile(self, a: int, b: int, eps: float) -> Array:
+    def tile(self, a: int, b: int) -> Array:
         """The rows of a tile."""
         x = self.rows[a:b]
         if self.gain is None:
             return x
         out = scratch(x.shape, x.dtype, "normed rows")
-        inverse_rms(x, eps, self.inverse[a:b])
+        inverse_rms(x, self.eps, self.inverse[a:b])
         normalize(x, self.gain, self.inverse[a:b], out)
         return out
 
-    def chunk(self, a: int, b: int) -> Array:
-        """Place for the rows of a chunk, or they themselves where they are as they were."""
+    def place(self, a: int, b: int) -> Array:
+        """An array for rows to be written to; without a gain the rows of x, which are what would be written."""
         x = self.rows[a:b]
-        return x if self.gain is None else scratch(x.shape, x.dtype, "normed rows: chunk")
+        return x if self.gain is None else np.empty_like(x)
 
     def refill(self, a: int, b: int, out: Array) -> None:
-        """Write the rows of a tile anew to its part of a chunk."""
+        """Write the rows of a tile to ``out``, a part of a place."""
         if self.gain is not None:
             normalize(self.rows[a:b], self.gain, self.inverse[a:b], out)
 
@@ -97,9 +100,15 @@ class NormedRows:
         return total(self.shares, self.gain)
 
 
-def check_norm(x: Any, norm: Any, eps: float) -> None:
+def check_gain(x: Any, gain: Any, eps: float) -> None:
     """Refuse a gain that isn't one number for each column of x."""
     check_eps(eps)
-    if norm is not None and np.shape(norm) != np.shape(x)[-1:]:
+    if gain is not None and np.shape(gain) != np.shape(x)[-1:]:
         hint = "the weight of an nn.RMSNorm over the last axis, or None"
-        raise ShapeError(f"a norm of shape {np.shape(x)[-1:]}", f"shape {np.shape(norm)}", hint)
+        raise ShapeError(f"a gain of shape {np.shape(x)[-1:]}", f"shape {np.shape(gain)}", hint)
+
+
+def rounded_gradients(gradients: Sequence[Array | None], arguments: Sequence[Any]) -> tuple[Array | None, ...]:
+    """Each gradient in the dtype of its argument."""
+    pairs = zip(gradients, arguments, strict=True)
+    return tuple(None if gradient is None else rounded(gradient, like.dtype) for gradient, like in pairs)

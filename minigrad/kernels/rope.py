@@ -22,7 +22,7 @@ from minigrad.ops import astype
 from minigrad.parallel import scratch
 from minigrad.registry import sample
 
-FEW = 1 << 14  # numbers, up to which short loops cost less than what would make them long
+FEW = 1 << 14  # numbers of x: fewer are turned at once, without bringing axes into an order that makes loops long
 ELEMENT_NS = {"interleaved": 0.3, "half": 1.5}  # time of an element on one core
 
 _angles = np.linspace(-1.0, 1.0, 6).reshape(3, 2)

@@ -1,10 +1,9 @@
-"""What the row-wise kernels share: a tensor as a matrix, tiles of its rows, products, and safe exponentials."""
+"""What the row-wise kernels share: a tensor as a matrix, tiles of its rows, and exponentials that can't overflow."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,9 @@ from minigrad.arguments import as_shape, check_eps
 from minigrad.backend import Array, accumulator, is_array, raw
 from minigrad.errors import CallError, ShapeError
 from minigrad.explain import describe
-from minigrad.parallel import TILE_BYTES, blas_threads, for_rows, run, scratch
+from minigrad.parallel import blas_threads, for_rows
 
 TILE_SHARE = 1 / 4  # of their bytes that tiles are counted with: four times the usual tile is 10 to 25 % faster here
-WIDE = "wide"  # the scratch buffer of what a kernel makes of a chunk of rows before it starts the pool; one for all
-PRODUCT_ROWS = 512  # of a tile that is multiplied: each product packs its matrix anew, so fewer are slower
-NS_PER_FLOP = 1 / 60  # of a matrix product on one thread
 SAFE = 1e15  # a sum of exponentials within [1/SAFE, SAFE] lost nothing to overflow or underflow in float32
 
 
@@ -58,32 +54,6 @@ def over_elements(body: Callable[[slice], object], flat: Array, arrays: int, ns:
     """Run ``body(tile)`` on slices of a flat array, of a thousand elements at least."""
     rows = -(-flat.size // 1024)
     for_rows(lambda a, b: body(slice(a * 1024, b * 1024)), rows, arrays * 1024 * flat.itemsize * TILE_SHARE, ns * 1024)
-
-
-def over_products(body: Callable[[int, int], object], rows: int, *weights: Array) -> None:
-    """Run ``body(start, stop)`` on tiles of rows that it multiplies by the weights, BLAS on one thread in each."""
-    flops = 2 * sum(weight.size for weight in weights)
-    with blas_threads(1):
-        for_rows(body, rows, TILE_BYTES / PRODUCT_ROWS, flops * NS_PER_FLOP)
-
-
-def add_product(out: Array, a: Array, b: Array, fresh: Any) -> None:
-    """``out += a b``, or ``out = a b`` if it is fresh."""
-    product = np.matmul(a, b, out=out if fresh else scratch(out.shape, out.dtype, "product"))
-    if not fresh:
-        out += product
-
-
-def add_products(products: Sequence[tuple[Array, Array, Array]], fresh: bool) -> None:
-    """``out += a b``, or ``out = a b`` if they are fresh, for each (out, a, b), in pieces that threads share evenly."""
-    tasks, work_ns = [], 0.0
-    for out, a, b in products:
-        rows, inner = a.shape
-        work_ns += 2 * rows * inner * b.shape[1] * NS_PER_FLOP
-        half = -(-rows // 2)
-        tasks += [partial(add_product, out[i : i + half], a[i : i + half], b, fresh) for i in range(0, rows, half or 1)]
-    with blas_threads(1):
-        run(tasks, work_ns)
 
 
 def total(parts: dict[int, Array], like: Array) -> Array:

@@ -16,9 +16,10 @@ from minigrad.backend import Array, rounded
 from minigrad.errors import ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.linear import linear
-from minigrad.kernels.normed_rows import NormedRows, check_norm
+from minigrad.kernels.normed_rows import NormedRows, check_gain, rounded_gradients
+from minigrad.kernels.products import CHUNK_BUFFER, add_product, add_products, over_products
 from minigrad.kernels.rms_norm import rms_norm
-from minigrad.kernels.rows import WIDE, add_product, add_products, as_matrix, dtypes, matrix_of, over_products
+from minigrad.kernels.rows import as_matrix, dtypes, matrix_of
 from minigrad.kernels.swiglu import logistic, slope, swiglu
 from minigrad.parallel import scratch
 from minigrad.registry import sample
@@ -26,9 +27,9 @@ from minigrad.registry import sample
 CHUNK = 1024  # rows whose gradients exist at once: enough for good matrix products, few enough for the L3 cache
 
 
-def _torch(t: Any, x: Any, w1: Any, w3: Any, w2: Any, norm: Any = None, eps: float = 1e-5) -> Any:
+def _torch(t: Any, x: Any, w1: Any, w3: Any, w2: Any, gain: Any = None, eps: float = 1e-5) -> Any:
     linear = t.nn.functional.linear
-    x = x if norm is None else t.nn.functional.rms_norm(x, norm.shape, norm, eps)
+    x = x if gain is None else t.nn.functional.rms_norm(x, gain.shape, gain, eps)
     return linear(t.nn.functional.silu(linear(x, w1)) * linear(x, w3), w2)
 
 
@@ -40,44 +41,44 @@ _samples = [
 
 
 @fused(torch=_torch, numpy=False, samples=_samples)
-def swiglu_ffn(x: Array, w1: Array, w3: Array, w2: Array, norm: Array | None = None, eps: float = 1e-5) -> Array:
-    """``w2 (silu(w1 n) · w3 n)`` for each row, n = ``rms_norm(x, weight=norm)``, or x itself if norm is None.
+def swiglu_ffn(x: Array, w1: Array, w3: Array, w2: Array, gain: Array | None = None, eps: float = 1e-5) -> Array:
+    """``w2 (silu(w1 n) · w3 n)`` for each row, n = ``rms_norm(x, weight=gain)``, or x itself if gain is None.
 
-    A feed-forward layer of gated units. x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff), norm (d_in,); the
+    A feed-forward layer of gated units. x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff), gain (d_in,); the
     result is (..., d_out). Half precision is computed in float32 and rounded once. Shapes that don't fit raise a
     ShapeError. Shazeer, "GLU Variants Improve Transformer" (2020), eq. 6.
 
     >>> print(swiglu_ffn(np.array([1.0]), np.array([[2.0]]), np.array([[10.0]]), np.array([[1.0]])).round(3))
     [17.616]
     """
-    _check(x, w1, w3, w2, norm, eps)
-    n = x if norm is None else rms_norm(x, None, norm, eps)
+    _check(x, w1, w3, w2, gain, eps)
+    n = x if gain is None else rms_norm(x, None, gain, eps)
     return linear(swiglu(linear(n, w1), linear(n, w3)), w2)
 
 
-def _check(x: Any, w1: Any, w3: Any, w2: Any, norm: Any, eps: float) -> None:
+def _check(x: Any, w1: Any, w3: Any, w2: Any, gain: Any, eps: float) -> None:
     shapes = [np.shape(w) for w in (w1, w3, w2)]
     fit = all(len(shape) == 2 for shape in shapes) and np.shape(x)[-1:] == shapes[0][1:]
     if not fit or shapes[0] != shapes[1] or shapes[2][1] != shapes[0][0]:
         got = f"{np.shape(x)}, {shapes[0]}, {shapes[1]} and {shapes[2]}"
         hint = "a weight is (outputs, inputs), as that of nn.Linear"
         raise ShapeError("x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff)", got, hint)
-    check_norm(x, norm, eps)
+    check_gain(x, gain, eps)
 
 
 @swiglu_ffn.defforward
 def _forward(
-    x: Any, w1: Any, w3: Any, w2: Any, norm: Any, eps: float, needs: tuple[bool, ...] = (False,) * 5
+    x: Any, w1: Any, w3: Any, w2: Any, gain: Any, eps: float, needs: tuple[bool, ...] = (False,) * 5
 ) -> tuple[Array, dict[str, Any]]:
-    _check(x, w1, w3, w2, norm, eps)
-    dtype, work = dtypes(x, w1, w3, w2, norm)
-    source, (w1, w3, w2) = NormedRows(x, norm, work), (as_matrix(w, work) for w in (w1, w3, w2))
+    _check(x, w1, w3, w2, gain, eps)
+    dtype, work = dtypes(x, w1, w3, w2, gain)
+    source, (w1, w3, w2) = NormedRows(x, gain, work, eps), (as_matrix(w, work) for w in (w1, w3, w2))
     out, keep = np.empty((*np.shape(x)[:-1], len(w2)), work), any(needs)
     result = matrix_of(out)
     gate, up = kept = np.empty((2, len(source.rows) if keep else 0, len(w1)), work)
 
     def body(a: int, b: int) -> None:
-        n, h = source.tile(a, b, eps), scratch((b - a, len(w1)), work, "rows")
+        n, h = source.tile(a, b), scratch((b - a, len(w1)), work, "rows")
         g, u = kept[:, a:b] if keep else scratch((2, b - a, len(w1)), work, "ffn gate and up")
         np.matmul(n, w1.T, out=g)
         np.matmul(n, w3.T, out=u)
@@ -90,13 +91,13 @@ def _forward(
     return rounded(out, dtype), {"gate": gate, "up": up, "inverse": source.inverse}
 
 
-@swiglu_ffn.defbackward("x", "w1", "w3", "w2", "norm")
+@swiglu_ffn.defbackward("x", "w1", "w3", "w2", "gain")
 def _backward(
-    g: Any, x: Any, w1: Any, w3: Any, w2: Any, norm: Any, gate: Any, up: Any, inverse: Any, needs: tuple[bool, ...]
+    g: Any, x: Any, w1: Any, w3: Any, w2: Any, gain: Any, gate: Any, up: Any, inverse: Any, needs: tuple[bool, ...]
 ) -> tuple[Array | None, ...]:
     """With h = silu(gate) up: dw2 = gᵀ h, dw1 = dgateᵀ n, dw3 = dupᵀ n."""
     work = gate.dtype
-    source, upstream = NormedRows(x, norm, work, inverse), as_matrix(g, work)
+    source, upstream = NormedRows(x, gain, work, inverse=inverse), as_matrix(g, work)
     gx = np.empty(x.shape, work) if needs[0] or needs[4] else None
     new = np.empty if len(upstream) else np.zeros  # the first chunk writes them
     weights = [new(w.shape, work) if need else None for w, need in zip((w1, w3, w2), needs[1:4], strict=True)]
@@ -106,9 +107,7 @@ def _backward(
         products = zip(weights, (dgate.T, dup.T, upstream[chunk].T), (n, n, h), strict=True)
         add_products([(out, a, b) for out, a, b in products if out is not None], fresh=start == 0)
     gradients = (gx if needs[0] else None, *weights, source.gain_gradient() if needs[4] else None)
-    return tuple(
-        None if a is None else rounded(a, like.dtype) for a, like in zip(gradients, (x, w1, w3, w2, norm), strict=True)
-    )
+    return rounded_gradients(gradients, (x, w1, w3, w2, gain))
 
 
 def _through_units(
@@ -121,8 +120,8 @@ def _through_units(
     work, start = gate.dtype, chunk.start
     w1, w3, w2 = (as_matrix(w, work) for w in weights)
     shape = (chunk.stop - start, len(w1))
-    n, result = source.chunk(start, chunk.stop), None if gx is None else matrix_of(gx)
-    hidden, dgate, dup = scratch((3, *shape), work, WIDE)
+    n, result = source.place(start, chunk.stop), None if gx is None else matrix_of(gx)
+    hidden, dgate, dup = scratch((3, *shape), work, CHUNK_BUFFER)
 
     def body(a: int, b: int) -> None:
         dh, sigma = (scratch((b - a, len(w1)), work, key) for key in ("rows", "ffn sigma"))

@@ -18,14 +18,14 @@ def joined(*args):
 joined.definition = lambda *args: mg.concatenate(qkv_projection.definition(*args), -1)
 
 
-def twin(x, wq, wk, wv, norm=None, eps=1e-5):
-    x = x if norm is None else F.rms_norm(x, norm.shape, norm, eps)
+def twin(x, wq, wk, wv, gain=None, eps=1e-5):
+    x = x if gain is None else F.rms_norm(x, gain.shape, gain, eps)
     return torch.cat([F.linear(x, w) for w in (wq, wk, wv)], -1)
 
 
 def arguments(lead, d_in, widths, normed):
-    x, norm, *weights = random((*lead, d_in), (d_in,), *((width, d_in) for width in widths))
-    return [x, *weights, *([norm, 0.1] if normed else [])]
+    x, gain, *weights = random((*lead, d_in), (d_in,), *((width, d_in) for width in widths))
+    return [x, *weights, *([gain, 0.1] if normed else [])]
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -108,13 +108,47 @@ def test_second_derivatives_are_those_of_the_definition():
         np.testing.assert_allclose(ours.data, theirs.data, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("trained", [(1,), (2, 3), (0,), (4,)])
+def test_second_derivatives_where_some_arguments_are_constants(trained):
+    """Results that depend on none of the trained arguments have no part in them."""
+    args, found = arguments((4,), 3, (2, 2, 2), normed=True), []
+    for call in (joined, joined.definition):
+        inputs = [mg.Tensor(a, requires_grad=place in trained) for place, a in enumerate(args[:-1])]
+        leaves = [inputs[place] for place in trained]
+        grads = mg.grad((call(*inputs, 0.1) ** 3).sum(), leaves, create_graph=True)
+        found.append(mg.grad(sum((g * g).sum() for g in grads), leaves))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-11, atol=1e-12)
+
+
+def test_each_result_has_the_dtype_of_its_own_product():
+    """As three linear layers would: float64 beside float32, and two kinds of half precision side by side."""
+    pytest.importorskip("ml_dtypes")
+    for kinds in (("float32", "float64", "float32", "float16"), ("float32", "float16", "bfloat16", "float32")):
+        arrays = arguments((4,), 3, (2, 2, 2), normed=False)
+        x, *weights = (mg.Tensor(a, dtype=kind) for a, kind in zip(arrays, kinds, strict=True))
+        for out, w in zip(qkv_projection(x, *weights), weights, strict=True):
+            assert out.dtype == np.result_type(x.dtype, w.dtype)
+            theirs = x.astype("float64").numpy() @ w.astype("float64").numpy().T
+            np.testing.assert_allclose(out.numpy(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_norm_stays_in_float32_under_autocast():
+    """x that float16 can't hold is normalised first."""
+    x, w, gain = mg.Tensor([[1e5, 2e5, 3e5]]), mg.Tensor(np.eye(3)), mg.ones(3)
+    with mg.autocast("float16"):
+        q, _, _ = qkv_projection(x.astype("float32"), *[w.astype("float32")] * 3, gain)
+    assert q.dtype == np.float16
+    np.testing.assert_allclose(q.astype("float64").numpy(), [np.array([1, 2, 3]) / np.sqrt(14 / 3)], rtol=2e-3)
+
+
 @pytest.mark.parametrize(
     ("shapes", "said"),
     [
         ([(2, 3), (4, 2), (4, 3), (4, 3)], r"Expected: x \(\.\.\., d_in\), wq .*Got: \(2, 3\), \(4, 2\), \(4, 3\) and"),
         ([(2, 3), (4, 3), (3,), (4, 3)], r"wk \(d_k, d_in\)"),
-        ([(2, 3), (4, 3), (4, 3), (4, 3), (4,)], r"Expected: a norm of shape \(3,\).*Got: shape \(4,\)"),
-        ([(3,), (4, 3), (4, 3), (4, 3), (1, 3)], r"Expected: a norm of shape \(3,\).*Got: shape \(1, 3\)"),
+        ([(2, 3), (4, 3), (4, 3), (4, 3), (4,)], r"Expected: a gain of shape \(3,\).*Got: shape \(4,\)"),
+        ([(3,), (4, 3), (4, 3), (4, 3), (1, 3)], r"Expected: a gain of shape \(3,\).*Got: shape \(1, 3\)"),
     ],
 )
 def test_mistakes_are_explained(shapes, said):

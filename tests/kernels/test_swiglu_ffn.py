@@ -8,15 +8,15 @@ from minigrad.kernels import swiglu_ffn as module
 from minigrad.kernels.swiglu_ffn import swiglu_ffn
 
 
-def twin(x, w1, w3, w2, norm=None, eps=1e-5):
+def twin(x, w1, w3, w2, gain=None, eps=1e-5):
     linear = torch.nn.functional.linear
-    x = x if norm is None else torch.nn.functional.rms_norm(x, norm.shape, norm, eps)
+    x = x if gain is None else torch.nn.functional.rms_norm(x, gain.shape, gain, eps)
     return linear(torch.nn.functional.silu(linear(x, w1)) * linear(x, w3), w2)
 
 
 def arguments(lead, d_in, d_ff, d_out, normed=False):
-    *args, norm = random((*lead, d_in), (d_ff, d_in), (d_ff, d_in), (d_out, d_ff), (d_in,))
-    return [*args, norm, 0.1] if normed else args
+    *args, gain = random((*lead, d_in), (d_ff, d_in), (d_ff, d_in), (d_out, d_ff), (d_in,))
+    return [*args, gain, 0.1] if normed else args
 
 
 @pytest.mark.parametrize("normed", [False, True])

@@ -265,6 +265,70 @@ def test_a_layer_inside_of_a_fused_operation_keeps_its_hooks(name):
     np.testing.assert_allclose(*grads, rtol=1e-4, atol=1e-7)
 
 
+class Squared(nn.RMSNorm):
+    """A norm with ways of its own."""
+
+    def forward(self, x):
+        return super().forward(x) ** 2
+
+
+def hooked_norm():
+    norm = nn.RMSNorm(8, dtype="float64")
+    norm.register_forward_hook(lambda module, inputs, output: output * 2)
+    return norm
+
+
+NORMS = [lambda: nn.RMSNorm(8, dtype="float64"), lambda: nn.LayerNorm(8, dtype="float64")]
+NORMS += [lambda: Squared(8, dtype="float64"), hooked_norm]
+LAYERS = [
+    lambda: (nn.SwiGLU(8, 12, dtype="float64", generator=1), ()),
+    lambda: (nn.MultiHeadAttention(8, 4, 2, dtype="float64", generator=1), ()),
+    lambda: (nn.MultiHeadAttention(8, 4, bias=True, dtype="float64", generator=1), ()),
+    lambda: (nn.MultiHeadAttention(8, 4, dtype="float64", generator=1), (np.ones((2, 3, 8)),)),
+]
+
+
+@pytest.mark.parametrize("make_norm", NORMS)
+@pytest.mark.parametrize("make_layer", LAYERS)
+def test_a_norm_that_is_handed_to_a_layer_is_applied_before_it(make_norm, make_layer):
+    """Whether it becomes a part of the layer's operation or not; a context is not normalised."""
+    x, found = np.random.default_rng(0).standard_normal((2, 5, 8)), []
+    for handed in (True, False):
+        norm, (layer, context) = make_norm(), make_layer()
+        leaf = mg.Tensor(x, requires_grad=True)
+        out = layer(leaf, *context, norm=norm) if handed else layer(norm(leaf), *context)
+        (out**2).sum().backward()
+        found.append(
+            [out.numpy(), *(mg.asarray(p.grad).numpy() for p in (leaf, *norm.parameters(), *layer.parameters()))]
+        )
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_the_layers_of_a_block_see_normalised_rows_and_may_be_others():
+    """A hook on them gets what they did before the norm became a part of them; any layer may take their place."""
+    block, seen = nn.TransformerBlock(8, 2), []
+    x = mg.Tensor(10 * np.random.default_rng(0).standard_normal((2, 5, 8)), dtype="float32")
+    plain = block(x).numpy()
+    for layer in (block.attn, block.ffn):
+        layer.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0].numpy() ** 2).mean()))
+    np.testing.assert_allclose(block(x).numpy(), plain, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(seen, 1, rtol=1e-3)
+    block.ffn = nn.FeedForward(8, 12)
+    block.attn = nn.Linear(8, 8)
+    block.attn.forward = lambda x, **options: nn.Linear.forward(block.attn, x)
+    middle = x + block.attn(block.ln1(x))
+    expected = middle + block.ffn(block.ln2(middle))
+    np.testing.assert_allclose(block(x).numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_of_attention_with_the_norm_of_its_block():
+    block = nn.TransformerBlock(8, 2, dtype="float64")
+    x = mg.Tensor(10 * np.random.default_rng(0).standard_normal((2, 5, 8)))
+    ours, theirs = block.attn.weights(x, norm=block.ln1), block.attn.weights(block.ln1(x))
+    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-12)
+
+
 def test_norms_stay_in_float32_under_autocast():
     """Where float16 can't hold the residual stream: an embedding of 1e5 is normalised before it is cast."""
     model = nn.TransformerLM(11, 8, 8, 1, 2, 16, generator=0)

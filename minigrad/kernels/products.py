@@ -1,0 +1,45 @@
+"""Matrix products inside of kernels: over tiles of rows, or in pieces, each on one thread of BLAS.
+
+So what they round doesn't depend on the number of threads, and other work on a tile is done while it is in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from minigrad.backend import Array
+from minigrad.parallel import TILE_BYTES, blas_threads, for_rows, run, scratch
+
+TILE_ROWS = 512  # of a tile that is multiplied: each product packs its matrix anew, so fewer are slower
+PIECE_ROWS, MOST_PIECES = 256, 16  # of a product without tiles: at least two pieces, whatever the number of threads
+NS_PER_FLOP = 1 / 60  # of a matrix product on one thread
+CHUNK_BUFFER = "chunk"  # key of the scratch buffer for what a kernel makes of a chunk of rows; they take turns
+
+
+def over_products(body: Callable[[int, int], object], rows: int, *weights: Array) -> None:
+    """Run ``body(start, stop)`` on tiles of rows that it multiplies by the weights."""
+    flops = 2 * sum(weight.size for weight in weights)
+    with blas_threads(1):
+        for_rows(body, rows, TILE_BYTES / TILE_ROWS, flops * NS_PER_FLOP)
+
+
+def add_product(out: Array, a: Array, b: Array, fresh: bool) -> None:
+    """``out += a b``, or ``out = a b`` if it is fresh."""
+    product = np.matmul(a, b, out=out if fresh else scratch(out.shape, out.dtype, "product"))
+    if not fresh:
+        out += product
+
+
+def add_products(products: Sequence[tuple[Array, Array, Array]], fresh: bool) -> None:
+    """``out += a b``, or ``out = a b`` if they are fresh, for each (out, a, b); threads take pieces of their rows."""
+    tasks, work_ns = [], 0.0
+    for out, a, b in products:
+        rows, inner = a.shape
+        work_ns += 2 * rows * inner * b.shape[1] * NS_PER_FLOP
+        step = max(1, -(-rows // max(2, min(MOST_PIECES, rows // PIECE_ROWS))))
+        tasks += [partial(add_product, out[i : i + step], a[i : i + step], b, fresh) for i in range(0, rows, step)]
+    with blas_threads(1):
+        run(tasks, work_ns)

@@ -80,9 +80,9 @@ class NormedRows:
         return out
 
     def place(self, a: int, b: int) -> Array:
-        """An array for rows to be written to; without a gain the rows of x, which are what would be written."""
+        """A scratch array for rows to be written to; without a gain the rows of x, which are what would be written."""
         x = self.rows[a:b]
-        return x if self.gain is None else np.empty_like(x)
+        return x if self.gain is None else scratch(x.shape, x.dtype, "normed rows: place")
 
     def refill(self, a: int, b: int, out: Array) -> None:
         """Write the rows of a tile to ``out``, a part of a place."""

@@ -151,15 +151,16 @@ SIZES = "--batch-size, --block-size, --n-embd, --n-layer"
 def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
     """The counts of weights, and of activations that a micro-batch holds for the backward pass, but for small ones.
 
-    In a block, a token holds 8 times the width (the inputs of norms and projections, q, k, v, the attention's output)
-    and twice the inner width in the feed-forward layer (gate and up); attention is done in tiles.
+    In a block, a token holds 6 times the width (what goes into attention and into the feed-forward layer, q, k, v, the
+    attention's output) and twice the inner width (gate and up); attention is done in tiles. What the norms give is made
+    again, but kept in mixed precision, where they are operations of their own.
     """
     width, inner = config.n_embd, config.d_ff or swiglu_width(config.n_embd)
     keys = width * (config.n_kv_head or config.n_head) // config.n_head
     matrices = width * (2 * width + 2 * keys + 3 * inner)
     weights = config.n_layer * matrices + vocab_size * width * (1 if config.tie_embeddings else 2)
-    tokens = config.batch_size * config.block_size
-    return weights, tokens * (config.n_layer * (6 * width + 2 * keys + 2 * inner) + 3 * width)
+    tokens, norms = config.batch_size * config.block_size, 0 if config.dtype == config.weights_dtype else 2
+    return weights, tokens * (config.n_layer * ((4 + norms) * width + 2 * keys + 2 * inner) + 3 * width)
 
 
 # ---- evaluation and samples ------------------------------------------------------------------------------------------

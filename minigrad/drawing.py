@@ -1,16 +1,17 @@
 """``draw``: the graph behind a tensor as a picture, with shapes, values and gradients, whole or folded into modules.
 
 The graph knows of no modules. They are read off the names of the parameters: an operation that uses
-``layers.0.attn.q_proj.weight`` belongs to ``layers.0.attn.q_proj``, and one without a parameter to the innermost module
-that holds both the last operation before it and the first after it that have one, since modules run one after another.
+``layers.0.attn.q_proj.weight`` belongs to ``layers.0.attn.q_proj``, one that uses several to the innermost module that
+holds most of them, and one without a parameter to the innermost module that holds both the last operation before it and
+the first after it that have one, since modules run one after another.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -121,6 +122,12 @@ def _common(a: str, b: str) -> str:
     return ".".join(name for name, _ in shared)
 
 
+def _majority(paths: Sequence[str]) -> str:
+    """The innermost module that holds more than half of the paths: that of a norm within a product has no say."""
+    prefixes = Counter(".".join(names[:n]) for names in (p.split(".") for p in paths) for n in range(1, len(names) + 1))
+    return max((p for p, count in prefixes.items() if 2 * count > len(paths)), key=len, default="")
+
+
 def _unit(path: str, depth: int) -> str:
     """The module to fold into: the first ``depth`` names of the path, a number counted with the name before it."""
     unit: list[str] = []
@@ -151,7 +158,7 @@ def _own_modules(nodes: Sequence[Node]) -> list[str]:
     paths = []
     for node in nodes:
         used = [path for edge in node.parents or () if (path := casts.get(edge) or _module_of(edge))]
-        path = functools.reduce(_common, used) if used else ""
+        path = _majority(used)
         if node.primitive.view or node.primitive.name == "astype":
             casts[node] = path
         paths.append(path)

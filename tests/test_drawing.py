@@ -157,12 +157,14 @@ def test_a_model_folds_into_its_modules() -> None:
 
 
 def test_two_levels_show_the_parts_of_a_block_with_its_residual_connections() -> None:
+    """The norms are parts of the operations that read what they normalise: their gains go into these."""
     drawing = mg.draw(language_model()[1], fold=2)
-    parts = {f"layers.{i}.{part}" for i in (0, 1) for part in ("ln1", "attn", "ln2", "ffn")}
+    parts = {f"layers.{i}.{part}" for i in (0, 1) for part in ("ln1.weight", "attn", "ln2.weight", "ffn")}
     assert parts < set(titles(drawing)) and titles(drawing).count("add") == 4
     found = arrows(drawing)
-    assert {("layers.0.ln1", "layers.0.attn"), ("layers.0.attn", "add"), ("token_embeddings", "add")} < found
-    assert {("add", "layers.0.ln2"), ("layers.0.ffn", "add"), ("add", "ln_final")} < found
+    assert {("layers.0.ln1.weight", "layers.0.attn"), ("layers.0.attn", "add"), ("token_embeddings", "add")} < found
+    assert {("token_embeddings", "layers.0.attn"), ("layers.0.ln2.weight", "layers.0.ffn")} < found
+    assert {("add", "layers.0.ffn"), ("layers.0.ffn", "add"), ("add", "ln_final")} < found
 
 
 def test_a_module_that_runs_twice_gets_two_boxes_and_arrows_never_go_back() -> None:

@@ -156,6 +156,7 @@ def test_a_model_folds_into_its_modules() -> None:
     assert drawing.boxes[2].lines[-1] == f"‖∂‖ = {norm:.3g}"
 
 
+@pytest.mark.cpu_only("a kernel that the CPU alone has")
 def test_two_levels_show_the_parts_of_a_block_with_its_residual_connections() -> None:
     """The norms are parts of the operations that read what they normalise: their gains go into these."""
     drawing = mg.draw(language_model()[1], fold=2)

@@ -20,7 +20,7 @@ SAFE = 1e15  # a sum of exponentials within [1/SAFE, SAFE] lost nothing to overf
 
 def dtypes(*arrays: Any) -> tuple[Any, Any]:
     """The dtype of a result of these arrays, and the one to compute it in: float32 for half precision."""
-    dtype = np.result_type(*[array for array in arrays if array is not None])
+    dtype = np.result_type(*[getattr(array, "dtype", array) for array in arrays if array is not None])
     if dtype.char in "fd":
         return dtype, dtype
     if dtype.kind in "biu":

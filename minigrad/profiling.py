@@ -61,10 +61,11 @@ def qkv_projection(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -
 
 @_counts
 def swiglu_ffn(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
-    """Three products; then two for the gradients of each, where they are needed."""
+    """Three products; then two for the gradients of each, where they are needed, and two that are done again."""
     wide, narrow = 2.0 * arguments["x"].size * len(arguments["w1"]), 2.0 * out.size * len(arguments["w1"])
     rows, units = bool(needs & {"x", "gain"}), bool(needs & {"x", "gain", "w1", "w3"})
-    back = wide * (("w1" in needs) + ("w3" in needs) + 2 * rows) + narrow * (("w2" in needs) + units)
+    again = 2 * wide if arguments["recompute"] else 0
+    back = again + wide * (("w1" in needs) + ("w3" in needs) + 2 * rows) + narrow * (("w2" in needs) + units)
     return 2 * wide + narrow, back
 
 

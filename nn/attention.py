@@ -152,7 +152,7 @@ class MultiHeadAttention(Module):
             return tuple(project(x) for project in layers)
         x, gain = gain_of(norm, x)
         weights: list[Any] = [layer.weight for layer in layers]
-        return F.qkv_projection(x, *weights, *gain)
+        return F.qkv_projection(x, *weights, **gain)
 
     def _heads(self, x: Any, heads: int, place: Any) -> Any:
         """The heads of queries or keys, turned by their positions where there is a rope."""

@@ -58,7 +58,7 @@ def normed(norm: Any, x: Any) -> Any:
     return x if norm is None else norm(x)
 
 
-def gain_of(norm: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
+def gain_of(norm: Any, x: Any) -> tuple[Any, dict[str, Any]]:
     """What an operation that can normalise its rows reads for ``norm(x)``: x, and the gain and eps that it then takes.
 
     Where the norm is more than a gain (hooks, a subclass, another kind) it is called here, and nothing is left to take.
@@ -71,8 +71,8 @@ def gain_of(norm: Any, x: Any) -> tuple[Any, tuple[Any, ...]]:
     if isinstance(norm, Module) and is_plain(norm, RMSNorm):
         shape = getattr(norm.weight, "shape", ())
         if len(shape) == 1 and shape == norm.normalized_shape:
-            return x, (norm.weight, norm.eps)
-    return normed(norm, x), ()
+            return x, {"gain": norm.weight, "eps": norm.eps}
+    return normed(norm, x), {}
 
 
 class LayerNorm(Module):

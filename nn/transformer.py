@@ -44,6 +44,7 @@ class TransformerBlock(Module):
         dropout: float = 0.0,
         norm_eps: float = 1e-5,
         head_dim: int | None = None,
+        recompute_ffn: bool = False,
         dtype: DType = None,
         device: str | None = None,
         generator: Any = None,
@@ -56,7 +57,7 @@ class TransformerBlock(Module):
             d_model, num_heads, num_kv_heads, dropout=dropout, rope=rope, head_dim=head_dim, **drawn
         )
         self.ln2 = RMSNorm(d_model, norm_eps, **place)
-        self.ffn = SwiGLU(d_model, d_ff, **drawn)
+        self.ffn = SwiGLU(d_model, d_ff, recompute=recompute_ffn, **drawn)
         self.dropout = Dropout(dropout)
 
     def forward(
@@ -97,6 +98,7 @@ class TransformerLM(Module):
     - scale_embeddings: embeddings are multiplied by √d_model
     - dropout: of the embeddings, attention weights and both branches of each block
     - rope_layout, rope_scaling: those of RotaryEmbedding; head_dim: d_model / num_heads if not given
+    - recompute_ffn: on the CPU the feed-forward layers keep nothing wide for the backward pass, see SwiGLU
     - dtype, device, generator: of the parameters (float32, the CPU) and of the random numbers that they start from
 
     Keys: ``token_embeddings.weight layers.N.ln1.weight layers.N.attn.{q,k,v,output}_proj.weight layers.N.ln2.weight
@@ -125,6 +127,7 @@ class TransformerLM(Module):
         rope_layout: str = "interleaved",
         rope_scaling: Mapping[str, Any] | None = None,
         head_dim: int | None = None,
+        recompute_ffn: bool = False,
         dtype: DType = None,
         device: str | None = None,
         generator: Any = None,
@@ -141,6 +144,7 @@ class TransformerLM(Module):
         self.dropout = Dropout(dropout)
         rope = RotaryEmbedding(size, context_length, rope_theta, rope_layout, scaling=rope_scaling)
         options: dict[str, Any] = {"num_kv_heads": num_kv_heads, "dropout": dropout, "norm_eps": norm_eps, **drawn}
+        options["recompute_ffn"] = recompute_ffn
         self.layers = ModuleList(
             TransformerBlock(d_model, num_heads, d_ff, rope=rope, head_dim=size, **options) for _ in range(num_layers)
         )

@@ -155,9 +155,11 @@ class Optimizer:
     def _counted(self, place: int, group: Group, param: Tensor) -> dict[str, Any]:
         """The state of a parameter, with what was missing in it, and one step more."""
         xp, state, dtype = array_module(param.data), self.state[place], accumulator(param.data.dtype)
-        for name in self._kept(group):
-            if name not in state:
-                state[name] = xp.zeros_like(param.data, dtype=dtype)
+        missing = [name for name in self._kept(group) if name not in state]
+        if missing:
+            # in one array, which leaves fewer gaps in memory than two
+            moments = xp.zeros((len(missing), *param.shape), dtype)
+            state |= {name: moments[i, ...] for i, name in enumerate(missing)}
         if dtype != param.data.dtype and "master" not in state:
             state["master"] = param.data.astype(dtype)
         state["step"] = state.get("step", 0) + 1

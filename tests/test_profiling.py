@@ -77,6 +77,8 @@ def test_projections_and_the_feed_forward_layer_count_their_products() -> None:
     ffn = lambda x: F.swiglu_ffn(x, leaf(7, 3), leaf(7, 3), leaf(6, 7))
     assert flop(lambda: ffn(leaf(4, 5, 3)), "swiglu_ffn") == (up + down, 2 * (up + down))
     assert flop(lambda: ffn(leaf(4, 5, 3, grad=False)), "swiglu_ffn") == (up + down, up + 2 * down)
+    again = lambda x: F.swiglu_ffn(x, leaf(7, 3), leaf(7, 3), leaf(6, 7), recompute=True)
+    assert flop(lambda: again(leaf(4, 5, 3)), "swiglu_ffn") == (up + down, 3 * up + 2 * down)
 
 
 @pytest.mark.cpu_only("what no kernel of the GPU takes in one piece")

@@ -45,7 +45,7 @@ class TrainingStep:
 def build_model(config: Config, weights: dict[str, np.ndarray]) -> nn.TransformerLM:
     """The model with the given weights."""
     sizes = (config.vocab_size, config.context_length, config.d_model, config.num_layers, config.num_heads, config.d_ff)
-    model = nn.TransformerLM(*sizes, ROPE_THETA, norm_eps=NORM_EPS)
+    model = nn.TransformerLM(*sizes, ROPE_THETA, norm_eps=NORM_EPS, recompute_ffn=config.save_memory)
     model.load_state_dict(weights)
     return model
 

@@ -231,7 +231,7 @@ def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write
             dq = gq[n, h, 0, i] if direct else scratch(queries.shape, wide, "attention dq")
             for block in blocks:
                 weights = _exponentials(job.scores(at, block, queries, keys, 1.0), top)
-                ds, remaining = scratch(weights.shape, wide, "attention ds"), weights
+                ds, remaining = scratch(weights.shape, wide, "more rows"), weights
                 np.matmul(up, values[:, :, block.j].swapaxes(-1, -2), out=ds)
                 if job.dropout_p:
                     remaining = job.dropout(at, block.j, weights.shape)
@@ -272,7 +272,7 @@ def _backward_at_once(job: Job, n: slice, h: slice, read: tuple[Array, ...], wri
         weights = job.scores(at, block, queries, job.k[n, h], job.scale)
         weights = _exponentials(weights, top if top.any() else None)
         weights *= inverse
-        ds, remaining = scratch(weights.shape, weights.dtype, "attention ds"), weights
+        ds, remaining = scratch(weights.shape, weights.dtype, "more rows"), weights
         np.matmul(up, values.swapaxes(-1, -2), out=ds)
         if job.dropout_p:
             remaining = job.dropout(at, j, weights.shape)

@@ -239,7 +239,7 @@ class Job:
     def scores(self, at: Place, block: Block, queries: Array, keys: Array, scale: float) -> Array:
         """The scores (n, h, g·i, j) of a block, times ``scale``, and -inf where attention isn't allowed."""
         n, h, rows, _ = queries.shape
-        scores = scratch((n, h, rows, block.j.stop - block.j.start), queries.dtype, "attention scores")
+        scores = scratch((n, h, rows, block.j.stop - block.j.start), queries.dtype, "rows")
         np.matmul(queries, keys[:, :, block.j].swapaxes(-1, -2), out=scores)
         if scale != 1:
             scores *= scale

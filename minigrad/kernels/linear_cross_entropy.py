@@ -1,4 +1,4 @@
-"""A language model's head and its loss in one: the logits exist a chunk at a time, in one buffer, used again and again.
+"""A language model's head and its loss in one: the logits exist a chunk of rows at a time, in one buffer.
 
 Of a chunk of rows the logits are made, turned into the losses, then, in place, into the gradient of the loss, and that
 at once into the gradients of x and of the weight. So the forward pass does all the work when a gradient will be asked
@@ -10,6 +10,7 @@ sums are not.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ from minigrad.errors import DTypeError, ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.cross_entropy import Goal, cross_entropy, reduced, row_gradients, row_losses
 from minigrad.kernels.linear import linear
-from minigrad.kernels.products import CHUNK_BUFFER
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows
 from minigrad.parallel import scratch
 from minigrad.recording import mode
 from minigrad.registry import sample
 
-CHUNK_BYTES = 64 << 20  # of logits at a time; each chunk but the first costs a pass over the weight's gradient
+# Logits of a chunk take as much memory as the weight's gradient, or that between these bounds; each chunk but the first
+# costs a pass over that gradient.
+CHUNK_BYTES, LEAST_CHUNK_BYTES = 64 << 20, 16 << 20
 CLASSES = 2048  # rows of the weight's gradient at a time: BLAS packs the transposed logits, 11 MB for 10 000 at once
 
 
@@ -111,11 +113,11 @@ def _one_pass(
     gx = np.empty(x.shape, work) if needs[0] else None
     new = np.empty if len(rows) else np.zeros  # the first chunk writes it
     gweight = new(table.shape, work) if needs[1] else None
-    step = max(1, min(len(rows), CHUNK_BYTES // (len(table) * work.itemsize)))
+    step = _rows_of_chunk(len(rows), table)
+    buffer = np.empty((step, len(table)), work)
     for start in range(0, len(rows), step):
         chunk = slice(start, min(start + step, len(rows)))
-        logits = scratch((chunk.stop - start, len(table)), work, CHUNK_BUFFER)
-        logits = _as_in(half, np.matmul(rows[chunk], table.T, out=logits))
+        logits = _as_in(half, np.matmul(rows[chunk], table.T, out=buffer[: chunk.stop - start]))
         _to_gradients(logits, goal, chunk, losses, scale, any(needs))
         logits = _as_in(half, logits)
         if gx is not None:
@@ -123,6 +125,13 @@ def _one_pass(
         if gweight is not None:
             _add_to_weight(gweight, logits, rows[chunk], half, fresh=start == 0)
     return losses, None if gx is None else _as_in(half, gx), gweight
+
+
+def _rows_of_chunk(rows: int, table: Array) -> int:
+    """How many rows have logits at once, so that all chunks are about as long."""
+    most = min(CHUNK_BYTES, max(LEAST_CHUNK_BYTES, table.nbytes)) // max(1, len(table) * table.itemsize)
+    chunks = math.ceil(rows / max(1, most))
+    return math.ceil(rows / max(1, chunks)) or 1
 
 
 def _add_to_weight(gweight: Array, logits: Array, rows: Array, half: Any, fresh: bool) -> None:

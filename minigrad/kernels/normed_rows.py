@@ -40,7 +40,7 @@ def pull_back(g: Array, x: Array, gain: Array, inverse: Array, out: Array | None
 
     With r = inverse: dx = r (g gain) - x r³ mean(g gain x), dgain = Σ_rows g x r.
     """
-    gx = np.multiply(g, x, out=scratch(x.shape, x.dtype, "normed rows: g x"))
+    gx = np.multiply(g, x, out=scratch(x.shape, x.dtype, "more rows"))
     share = inverse @ gx
     if out is not None:
         slope = gx @ gain

@@ -13,17 +13,18 @@ import numpy as np
 from minigrad.backend import Array
 from minigrad.parallel import TILE_BYTES, blas_threads, for_rows, run, scratch
 
-TILE_ROWS = 512  # of a tile that is multiplied: each product packs its matrix anew, so fewer are slower
+TILE_ROWS = 512  # of a tile that is multiplied, at most: each product packs its matrix anew, so fewer are slower
+TILE_NUMBERS = 360 * 1024  # of a tile in its widest array, 1.4 MB of float32: each thread has some of them
 PIECE_ROWS, MOST_PIECES = 256, 16  # of a product without tiles: at least two pieces, whatever the number of threads
 NS_PER_FLOP = 1 / 60  # of a matrix product on one thread
-CHUNK_BUFFER = "chunk"  # key of the scratch buffer for what a kernel makes of a chunk of rows; they take turns
 
 
 def over_products(body: Callable[[int, int], object], rows: int, *weights: Array) -> None:
     """Run ``body(start, stop)`` on tiles of rows that it multiplies by the weights."""
-    flops = 2 * sum(weight.size for weight in weights)
+    flops, widest = 2 * sum(weight.size for weight in weights), max(1, *(max(weight.shape) for weight in weights))
+    most = max(1, min(TILE_ROWS, TILE_NUMBERS // widest))
     with blas_threads(1):
-        for_rows(body, rows, TILE_BYTES / TILE_ROWS, flops * NS_PER_FLOP)
+        for_rows(body, rows, TILE_BYTES / most, flops * NS_PER_FLOP)
 
 
 def add_product(out: Array, a: Array, b: Array, fresh: bool) -> None:

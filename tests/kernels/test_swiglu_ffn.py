@@ -50,6 +50,28 @@ def test_keeps_two_arrays_as_wide_as_the_hidden_layer():
         np.testing.assert_array_equal(swiglu_ffn(x, *weights).data, out.data)
 
 
+@pytest.mark.parametrize("lead", [(), (7,), many_rows((5, 500))])
+@pytest.mark.parametrize("normed", [False, True])
+def test_recomputed_it_is_the_same_bits(lead, normed):
+    args = arguments(lead, 6, 33, 5, normed)
+    value, grads = derived(swiglu_ffn, args)
+    args += [] if normed else [None, 1e-5]
+    again, repeated = derived(swiglu_ffn, [*args, True])
+    for ours, theirs in zip([again, *repeated], [value, *grads], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.cpu_only("a kernel that the CPU alone has")
+def test_recomputed_it_keeps_nothing_wide():
+    import minigrad as mg
+
+    x, *weights, gain = (mg.Tensor(a, requires_grad=True) for a in arguments((6,), 3, 5, 2, normed=True)[:-1])
+    out = swiglu_ffn(x, *weights, gain, recompute=True)
+    given = [arg.data for arg in (x, *weights, gain)]
+    made = [a for a in out.node.residuals if isinstance(a, np.ndarray) and all(a is not arg for arg in given)]
+    assert sum(a.size for a in made) == 6  # 1/rms
+
+
 @pytest.mark.parametrize(("lead", "d_in", "d_ff", "d_out"), [((0,), 3, 2, 4), ((2, 3), 0, 2, 4), ((2, 3), 3, 0, 4)])
 def test_empty(lead, d_in, d_ff, d_out):
     value, grads = derived(swiglu_ffn, arguments(lead, d_in, d_ff, d_out, normed=True))

@@ -132,6 +132,26 @@ def test_a_step_records_few_operations():
     assert steps(3) - steps(2) <= 19
 
 
+@pytest.mark.cpu_only("a GPU keeps the units of the feed-forward layers")
+def test_feed_forward_layers_that_compute_again_what_they_do_not_keep():
+    """The same loss and gradients, bit for bit; the two arrays of d_ff numbers a token are not held."""
+
+    def step(**options):
+        model = make(**options)
+        with mg.track_memory() as memory:
+            loss = model.loss(TOKENS, TARGETS)
+            held = memory.current
+        loss.backward()
+        return loss.item(), [p.grad for p in model.parameters()], held
+
+    loss, gradients, held = step()
+    again, repeated, less = step(recompute_ffn=True)
+    assert loss == again
+    for ours, theirs in zip(repeated, gradients, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert held - less == SIZES["num_layers"] * 2 * SIZES["d_ff"] * TOKENS.size * 8
+
+
 def test_keys_and_sizes_are_those_of_the_course():
     model = make("float32", num_kv_heads=2)
     shapes = {name: array.shape for name, array in model.state_dict().items()}

@@ -42,6 +42,8 @@ from minigrad.ops import astype, matmul, repeat, swapaxes, where
 from minigrad.parallel import blas_threads, run, scratch
 from minigrad.registry import sample
 
+SHIFTED = 1e-30  # in place of a shift of 0: it changes no score, but tells the backward pass of a shift
+
 # ---- the definition -------------------------------------------------------------------------------------------------
 
 
@@ -156,11 +158,12 @@ def _forward_tile(
     if shifted:
         top = np.full((*queries.shape[:-1], 1), -np.inf, queries.dtype)
         for block in blocks:
-            np.maximum(top, job.scores(at, block, queries, keys, scale).max(-1, keepdims=True), out=top)
-        top[top == -np.inf] = 0
+            scores = job.hide(job.scores(at, block, queries, keys, scale), block)
+            np.maximum(top, scores.max(-1, keepdims=True), out=top)
+        top[(top == -np.inf) | (top == 0)] = SHIFTED
     sums, means = np.zeros(queries.shape[:-1], queries.dtype), None
     for block in blocks:
-        weights = _exponentials(job.scores(at, block, queries, keys, scale), top)
+        weights = job.exponentials(job.scores(at, block, queries, keys, scale), block, top)
         sums += np.matmul(weights, np.ones(weights.shape[-1], weights.dtype))
         if job.dropout_p:
             weights *= job.dropout(at, block.j, weights.shape)
@@ -169,13 +172,6 @@ def _forward_tile(
     if means is None:  # no key is seen
         means = np.zeros((*sums.shape, values.shape[-1]), sums.dtype)
     return sums, means, top
-
-
-def _exponentials(scores: Array, shift: Array | None) -> Array:
-    """E = exp(scores - shift), in place of the scores."""
-    if shift is not None:
-        scores -= shift
-    return np.exp(scores, out=scores)
 
 
 def _safe(sums: Array, means: Array) -> bool:
@@ -230,7 +226,7 @@ def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write
             direct = len(blocks) == gq.shape[2] == 1
             dq = gq[n, h, 0, i] if direct else scratch(queries.shape, wide, "attention dq")
             for block in blocks:
-                weights = _exponentials(job.scores(at, block, queries, keys, 1.0), top)
+                weights = job.exponentials(job.scores(at, block, queries, keys, 1.0), block, top)
                 ds, remaining = scratch(weights.shape, wide, "more rows"), weights
                 np.matmul(up, values[:, :, block.j].swapaxes(-1, -2), out=ds)
                 if job.dropout_p:
@@ -270,7 +266,7 @@ def _backward_at_once(job: Job, n: slice, h: slice, read: tuple[Array, ...], wri
     up = up.astype(queries.dtype, copy=False)
     with np.errstate(all="ignore"):
         weights = job.scores(at, block, queries, job.k[n, h], job.scale)
-        weights = _exponentials(weights, top if top.any() else None)
+        weights = job.exponentials(weights, block, top if top.any() else None)
         weights *= inverse
         ds, remaining = scratch(weights.shape, weights.dtype, "more rows"), weights
         np.matmul(up, values.swapaxes(-1, -2), out=ds)

@@ -52,15 +52,19 @@ def for_rows(body: Callable[[int, int], object], rows: int, row_bytes: float, ro
     >>> bool((y == np.exp(x)).all())
     True
     """
-    step = tile_rows(rows, row_bytes)
+    step = even_step(rows, TILE_BYTES / row_bytes if row_bytes else rows)
     tiles = [(start, min(start + step, rows)) for start in range(0, rows, step)]
     run([partial(body, *tile) for tile in tiles], rows * (row_ns or row_bytes * NS_PER_BYTE))
 
 
-def tile_rows(rows: int, row_bytes: float) -> int:
-    """Rows of a tile: as many as fit the cache, evenly spread, at least one."""
-    tiles = max(1, math.ceil(rows * row_bytes / TILE_BYTES))
-    return max(1, math.ceil(rows / tiles))
+def even_step(rows: int, most: float) -> int:
+    """The length of equal parts of ``rows``, of about ``most`` at the most and one at least.
+
+    >>> even_step(10, 4), even_step(10, 0.5), even_step(0, 4)
+    (4, 1, 1)
+    """
+    parts = max(1, math.ceil(rows / most)) if most else max(1, rows)
+    return max(1, math.ceil(rows / parts))
 
 
 def run(tasks: Sequence[Task], work_ns: float = math.inf) -> None:

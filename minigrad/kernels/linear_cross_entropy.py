@@ -10,7 +10,6 @@ sums are not.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from minigrad.fused import fused
 from minigrad.kernels.cross_entropy import Goal, cross_entropy, reduced, row_gradients, row_losses
 from minigrad.kernels.linear import linear
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows
-from minigrad.parallel import scratch
+from minigrad.parallel import even_step, scratch
 from minigrad.recording import mode
 from minigrad.registry import sample
 
@@ -113,7 +112,8 @@ def _one_pass(
     gx = np.empty(x.shape, work) if needs[0] else None
     new = np.empty if len(rows) else np.zeros  # the first chunk writes it
     gweight = new(table.shape, work) if needs[1] else None
-    step = _rows_of_chunk(len(rows), table)
+    most = min(CHUNK_BYTES, max(LEAST_CHUNK_BYTES, table.nbytes)) // max(1, len(table) * work.itemsize)
+    step = even_step(len(rows), max(1, most))
     buffer = np.empty((step, len(table)), work)
     for start in range(0, len(rows), step):
         chunk = slice(start, min(start + step, len(rows)))
@@ -125,13 +125,6 @@ def _one_pass(
         if gweight is not None:
             _add_to_weight(gweight, logits, rows[chunk], half, fresh=start == 0)
     return losses, None if gx is None else _as_in(half, gx), gweight
-
-
-def _rows_of_chunk(rows: int, table: Array) -> int:
-    """How many rows have logits at once, so that all chunks are about as long."""
-    most = min(CHUNK_BYTES, max(LEAST_CHUNK_BYTES, table.nbytes)) // max(1, len(table) * table.itemsize)
-    chunks = math.ceil(rows / max(1, most))
-    return math.ceil(rows / max(1, chunks)) or 1
 
 
 def _add_to_weight(gweight: Array, logits: Array, rows: Array, half: Any, fresh: bool) -> None:

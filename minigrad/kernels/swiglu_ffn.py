@@ -2,7 +2,7 @@
 
 Of the four arrays as wide as the hidden layer only two are kept for the backward pass, ``gate = n w1ᵀ`` and
 ``up = n w3ᵀ``; the gated units are made from them again, which costs one exponential each. With ``recompute`` none is
-kept, and these two products are done once more. Their gradients exist for ``CHUNK`` rows at a time. n are the rows of
+kept, and these two products are done once more. Their gradients exist for a chunk of rows at a time. n are the rows of
 x, normalised on the way where a gain is given.
 """
 
@@ -18,14 +18,14 @@ from minigrad.errors import ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.linear import linear
 from minigrad.kernels.normed_rows import NormedRows, check_gain, rounded_gradients
-from minigrad.kernels.products import add_product, add_products, over_products
+from minigrad.kernels.products import TILE_NUMBERS, add_product, add_products, over_products
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of
 from minigrad.kernels.swiglu import logistic, slope, swiglu
-from minigrad.parallel import scratch
+from minigrad.parallel import even_step, scratch
 from minigrad.registry import sample
 
-CHUNK = 1024  # rows whose gradients exist at once: enough for good matrix products, few enough for the L3 cache
+CHUNK = 4 * TILE_NUMBERS  # numbers of a hidden array that exist at once: for good products, within the L3 cache
 
 
 def _torch(
@@ -115,8 +115,9 @@ def _backward(
     gx = np.empty(x.shape, work) if needs[0] or needs[4] else None
     new = np.empty if len(upstream) else np.zeros  # the first chunk writes them
     weights = [new(w.shape, work) if need else None for w, need in zip((w1, w3, w2), needs[1:4], strict=True)]
-    for start in range(0, len(upstream), CHUNK):
-        chunk = slice(start, min(start + CHUNK, len(upstream)))
+    step = even_step(len(upstream), CHUNK // max(1, len(w1)))
+    for start in range(0, len(upstream), step):
+        chunk = slice(start, min(start + step, len(upstream)))
         n, h, dgate, dup = _through_units(source, chunk, upstream, gate, up, (w1, w3, w2), gx)
         products = zip(weights, (dgate.T, dup.T, upstream[chunk].T), (n, n, h), strict=True)
         add_products([(out, a, b) for out, a, b in products if out is not None], fresh=start == 0)

@@ -188,6 +188,7 @@ def report(name: str, result: dict[str, Any]) -> str:
         ]
         for engine, r in result["engines"].items()
     ]
+    sizes += "; minigrad with recompute_ffn=True" if result["config"]["save_memory"] else ""
     parts = [f"## {name}", sizes.format(**result["config"]) + f": {result['gflop']:.1f} GFLOP a step"]
     parts.append(tables.table([*headers, "first step s", "steps"], rows))
     parts += [f"Left out: {engine}, {why}." for engine, why in result["left_out"].items()]

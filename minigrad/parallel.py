@@ -58,7 +58,7 @@ def for_rows(body: Callable[[int, int], object], rows: int, row_bytes: float, ro
 
 
 def even_step(rows: int, most: float) -> int:
-    """The length of equal parts of ``rows``, of about ``most`` at the most and one at least.
+    """The length of parts of ``rows``, as equal as can be: as few as have a length of up to ``most``, rounded up.
 
     >>> even_step(10, 4), even_step(10, 0.5), even_step(0, 4)
     (4, 1, 1)

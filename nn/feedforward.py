@@ -32,7 +32,7 @@ class SwiGLU(Module):
 
     d_ff is by default 8/3 d_model rounded up to a multiple of 64. Shazeer, "GLU Variants Improve Transformer" (2020).
     With ``recompute`` the backward pass computes w1 x and w3 x once more: 2 d_ff numbers a row of x less are kept, for
-    two more products beside nine. On a GPU they are kept.
+    two more products beside nine; not on a GPU, nor where one of the three layers has hooks or was replaced.
 
     >>> import minigrad as mg
     >>> SwiGLU(8)(mg.ones((2, 8))).shape
@@ -71,6 +71,9 @@ class SwiGLU(Module):
             return F.swiglu_ffn(x, *weights, **gain, recompute=self.recompute)
         x = normed(norm, x)
         return self.w2(F.swiglu(self.w1(x), self.w3(x)))
+
+    def extra_repr(self) -> str:
+        return "recompute=True" if self.recompute else ""
 
 
 class FeedForward(Module):

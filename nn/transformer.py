@@ -143,8 +143,8 @@ class TransformerLM(Module):
         self.token_embeddings = Embedding(vocab_size, d_model, std=std, **drawn)
         self.dropout = Dropout(dropout)
         rope = RotaryEmbedding(size, context_length, rope_theta, rope_layout, scaling=rope_scaling)
-        options: dict[str, Any] = {"num_kv_heads": num_kv_heads, "dropout": dropout, "norm_eps": norm_eps, **drawn}
-        options["recompute_ffn"] = recompute_ffn
+        options: dict[str, Any] = {"num_kv_heads": num_kv_heads, "dropout": dropout, "norm_eps": norm_eps}
+        options |= {"recompute_ffn": recompute_ffn, **drawn}
         self.layers = ModuleList(
             TransformerBlock(d_model, num_heads, d_ff, rope=rope, head_dim=size, **options) for _ in range(num_layers)
         )

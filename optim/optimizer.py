@@ -156,10 +156,11 @@ class Optimizer:
         """The state of a parameter, with what was missing in it, and one step more."""
         xp, state, dtype = array_module(param.data), self.state[place], accumulator(param.data.dtype)
         missing = [name for name in self._kept(group) if name not in state]
-        if missing:
-            # in one array, which leaves fewer gaps in memory than two
-            moments = xp.zeros((len(missing), *param.shape), dtype)
-            state |= {name: moments[i, ...] for i, name in enumerate(missing)}
+        if missing and xp is np and param.data.flags.c_contiguous:
+            moments = np.zeros((len(missing), *param.shape), dtype)  # in one array: fewer gaps in memory than with two
+            state |= {name: moments[i, ...] for i, name in enumerate(missing)}  # an array also of shape ()
+        else:
+            state |= {name: xp.zeros_like(param.data, dtype=dtype) for name in missing}
         if dtype != param.data.dtype and "master" not in state:
             state["master"] = param.data.astype(dtype)
         state["step"] = state.get("step", 0) + 1

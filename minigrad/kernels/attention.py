@@ -6,9 +6,9 @@ Every row of scores becomes unnormalised weights ``E = exp(scores - shift)``. Tw
     out = E v / total                      ĝ = g / total       D = rowsum(ĝ ∘ out)
     dv = Eᵀ ĝ       ds = E ∘ (ĝ vᵀ - D)      dq = scale · ds k    dk = scale · dsᵀ q
 
-shift is 0 unless the exponentials leave a safe range; then it is the maximum of the row. So most tiles need neither the
-maximum nor the subtraction, and sums over blocks of keys are plain sums. The tiles follow Dao et al., "FlashAttention"
-(2022); how they are cut is in ``attention_tiles.py``.
+shift is 0 unless the exponentials leave a safe range; then it is the maximum of the row (SHIFTED if that is 0). So most
+tiles need neither the maximum nor the subtraction, and sums over blocks of keys are plain sums. The tiles follow Dao et
+al., "FlashAttention" (2022); how they are cut is in ``attention_tiles.py``.
 """
 
 from __future__ import annotations

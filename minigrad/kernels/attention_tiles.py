@@ -21,7 +21,7 @@ ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal,
 LONG_ROWS = 128  # and of a sequence of LONG queries the diagonal is a small part
 KEYS = 512  # keys of a block
 TILE = 1 << 18  # scores of a block over all its heads: 1 MB of float32, which two threads share out of the L3 cache
-COPIES = 1 << 20  # numbers in the copies of k and v that a thread works with, unless one head has more
+COPIES = 1 << 20  # numbers in the copy of k, backward of v too, that a thread works with, unless one head has more
 
 Place: TypeAlias = tuple[slice, slice, slice, slice]  # of a tile: its n, h, all of g, and i
 
@@ -122,10 +122,10 @@ def threshold(dropout_p: float) -> int:
 
 
 class Block(NamedTuple):
-    """Keys that the queries of a tile see, and of those columns that some rows don't see, which do: 0 or 1."""
+    """Keys that the queries of a tile see; for columns that only some rows see 1 where one does and 0 where not."""
 
     j: slice
-    partial: tuple[tuple[slice, Array], ...]
+    edges: tuple[tuple[slice, Array], ...]
 
 
 @lru_cache(maxsize=256)
@@ -133,7 +133,7 @@ def _blocks(start: int, stop: int, keys: int, part: int, left: float, right: flo
     """The keys that the queries from start to stop see, in blocks of at most ``part``."""
     first, last = _seen(slice(start, stop), keys, left, right)
     spans = [slice(j, min(j + part, last)) for j in range(first, last, part)]
-    return [Block(j, tuple(_partial(slice(start, stop), j, left, right))) for j in spans]
+    return [Block(j, tuple(_edges(slice(start, stop), j, left, right))) for j in spans]
 
 
 def _seen(i: slice, keys: int, left: float, right: float) -> tuple[int, int]:
@@ -148,8 +148,8 @@ def _count(queries: int, keys: int, step: int, left: float, right: float) -> int
     return sum(max(0, stop - start) for start, stop in seen) * step
 
 
-def _partial(i: slice, j: slice, left: float, right: float) -> Iterator[tuple[slice, Array]]:
-    """The columns of a block in which a row looks beyond the band ``i - left <= j <= i + right``, and which don't."""
+def _edges(i: slice, j: slice, left: float, right: float) -> Iterator[tuple[slice, Array]]:
+    """The columns of a block beyond the band ``i - left <= j <= i + right`` of some rows: 1 within it, 0 beyond."""
     rows = i.stop - i.start
     start, stop = max(j.start, i.start + right + 1), min(j.stop, i.stop - 1 - left)
     if start < j.stop:
@@ -207,10 +207,11 @@ class Job:
     def operands(self, n: slice, h: slice) -> tuple[Array, Array, float]:
         """Keys and values of some heads, and the factor that the scores still need.
 
-        Several tiles of queries read a copy of the keys that lie close together, with the scale in it.
+        Several tiles read a copy of the keys that lie close together, with the scale in it, forward and backward: so
+        both passes have the same bits, and an exponential that was finite is so again.
         """
         k, v = self.k[n, h], self.v[n, h]
-        if self.rows[3] <= self.step:
+        if self.at_once():
             return k, v, self.scale
         return np.multiply(k, self.scale, out=scratch(k.shape, k.dtype, "attention keys")), v, 1.0
 
@@ -257,22 +258,22 @@ class Job:
 
     def hide(self, scores: Array, block: Block) -> Array:
         """Scores with -inf, in place, where a row looks beyond the band."""
-        for columns, seen in block.partial:
+        for columns, seen in block.edges:
             np.copyto(self._tile(scores)[..., columns], -np.inf, where=seen == 0)
         return scores
 
     def exponentials(self, scores: Array, block: Block, shift: Array | None) -> Array:
         """E = exp(scores - shift), in place of the scores, and 0 beyond the band.
 
-        Without a shift that is a product with 0 behind the exponential, a third of the time of -inf before it. It gives
-        NaN where a hidden exponential leaves the range, so the forward pass sees that it must begin again with a shift.
+        Without a shift that is a product with 0 behind the exponential, in a quarter of the time of -inf before it. It
+        gives NaN where a hidden exponential overflows, so the forward pass sees that it must begin again with a shift.
         """
         if shift is not None:
             scores = self.hide(scores, block)
             scores -= shift
             return np.exp(scores, out=scores)
         np.exp(scores, out=scores)
-        for columns, seen in block.partial:
+        for columns, seen in block.edges:
             tile = self._tile(scores)[..., columns]
             tile *= seen
         return scores

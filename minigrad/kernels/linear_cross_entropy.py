@@ -24,9 +24,9 @@ from minigrad.parallel import even_step, scratch
 from minigrad.recording import mode
 from minigrad.registry import sample
 
-# Logits of a chunk take as much memory as the weight's gradient, or that between these bounds; each chunk but the first
-# costs a pass over that gradient.
-CHUNK_BYTES, LEAST_CHUNK_BYTES = 64 << 20, 16 << 20
+# Each chunk but the first costs a pass over the weight's gradient. So the logits of a chunk take as much memory as that
+# gradient; at least 16 MB and those of 256 rows, but never more than 64 MB.
+MOST_BYTES, LEAST_BYTES, LEAST_ROWS = 64 << 20, 16 << 20, 256
 CLASSES = 2048  # rows of the weight's gradient at a time: BLAS packs the transposed logits, 11 MB for 10 000 at once
 
 
@@ -112,8 +112,7 @@ def _one_pass(
     gx = np.empty(x.shape, work) if needs[0] else None
     new = np.empty if len(rows) else np.zeros  # the first chunk writes it
     gweight = new(table.shape, work) if needs[1] else None
-    most = min(CHUNK_BYTES, max(LEAST_CHUNK_BYTES, table.nbytes)) // max(1, len(table) * work.itemsize)
-    step = even_step(len(rows), max(1, most))
+    step = _rows_of_chunk(len(rows), table)
     buffer = np.empty((step, len(table)), work)
     for start in range(0, len(rows), step):
         chunk = slice(start, min(start + step, len(rows)))
@@ -125,6 +124,12 @@ def _one_pass(
         if gweight is not None:
             _add_to_weight(gweight, logits, rows[chunk], half, fresh=start == 0)
     return losses, None if gx is None else _as_in(half, gx), gweight
+
+
+def _rows_of_chunk(rows: int, table: Array) -> int:
+    """How many rows have logits at once."""
+    row = max(1, len(table) * table.itemsize)
+    return even_step(rows, max(1, min(MOST_BYTES, max(LEAST_BYTES, LEAST_ROWS * row, table.nbytes)) // row))
 
 
 def _add_to_weight(gweight: Array, logits: Array, rows: Array, half: Any, fresh: bool) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from minigrad.backend import Array
-from minigrad.parallel import TILE_BYTES, blas_threads, for_rows, run, scratch
+from minigrad.parallel import blas_threads, even_step, run, scratch
 
 TILE_ROWS = 512  # of a tile that is multiplied, at most: each product packs its matrix anew, so fewer are slower
 TILE_NUMBERS = 360 * 1024  # of a tile in its widest array, 1.4 MB of float32: each thread has some of them
@@ -19,12 +19,18 @@ PIECE_ROWS, MOST_PIECES = 256, 16  # of a product without tiles: at least two pi
 NS_PER_FLOP = 1 / 60  # of a matrix product on one thread
 
 
-def over_products(body: Callable[[int, int], object], rows: int, *weights: Array) -> None:
-    """Run ``body(start, stop)`` on tiles of rows that it multiplies by the weights."""
-    flops, widest = 2 * sum(weight.size for weight in weights), max(1, *(max(weight.shape) for weight in weights))
-    most = max(1, min(TILE_ROWS, TILE_NUMBERS // widest))
+def tile_rows(rows: int, *weights: Array) -> int:
+    """How many of the rows a tile has that is multiplied by the weights."""
+    widest = max(1, *(max(weight.shape) for weight in weights))
+    return even_step(rows, max(1, min(TILE_ROWS, TILE_NUMBERS // widest)))
+
+
+def over_products(body: Callable[[int, int], object], rows: int, *weights: Array, step: int = 0) -> None:
+    """Run ``body(start, stop)`` on tiles of rows, of ``step`` if that is given, that it multiplies by the weights."""
+    step = step or tile_rows(rows, *weights)
+    tasks = [partial(body, start, min(start + step, rows)) for start in range(0, rows, step)]
     with blas_threads(1):
-        for_rows(body, rows, TILE_BYTES / most, flops * NS_PER_FLOP)
+        run(tasks, 2 * rows * sum(weight.size for weight in weights) * NS_PER_FLOP)
 
 
 def add_product(out: Array, a: Array, b: Array, fresh: bool) -> None:

@@ -2,8 +2,8 @@
 
 Of the four arrays as wide as the hidden layer only two are kept for the backward pass, ``gate = n w1ᵀ`` and
 ``up = n w3ᵀ``; the gated units are made from them again, which costs one exponential each. With ``recompute`` none is
-kept, and these two products are done once more. Their gradients exist for a chunk of rows at a time. n are the rows of
-x, normalised on the way where a gain is given.
+kept, and these two products are done once more, in the same tiles. The gradients of gate and up exist for a chunk of
+rows at a time. n are the rows of x, normalised on the way where a gain is given.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from minigrad.errors import ShapeError
 from minigrad.fused import fused
 from minigrad.kernels.linear import linear
 from minigrad.kernels.normed_rows import NormedRows, check_gain, rounded_gradients
-from minigrad.kernels.products import TILE_NUMBERS, add_product, add_products, over_products
+from minigrad.kernels.products import TILE_NUMBERS, add_product, add_products, over_products, tile_rows
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of
 from minigrad.kernels.swiglu import logistic, slope, swiglu
-from minigrad.parallel import even_step, scratch
+from minigrad.parallel import scratch
 from minigrad.registry import sample
 
-CHUNK = 4 * TILE_NUMBERS  # numbers of a hidden array that exist at once: for good products, within the L3 cache
+CHUNK = 4 * TILE_NUMBERS  # numbers of a hidden array whose gradients exist at once: for good products, in the L3 cache
 
 
 def _torch(
@@ -60,8 +60,8 @@ def swiglu_ffn(
     result is (..., d_out). Half precision is computed in float32 and rounded once. Shapes that don't fit raise a
     ShapeError. Shazeer, "GLU Variants Improve Transformer" (2020), eq. 6.
 
-    recompute: for the backward pass keep x alone, not two arrays of d_ff numbers a row, and do two products once more,
-    11 instead of 9 in all; the result and the gradients are the same bits. It says nothing to a GPU.
+    recompute: keep none of two arrays of d_ff numbers a row for the backward pass, and do two products once more there,
+    11 instead of 9 in all; result and gradients are the same bits. A GPU ignores it.
 
     >>> print(swiglu_ffn(np.array([1.0]), np.array([[2.0]]), np.array([[10.0]]), np.array([[1.0]])).round(3))
     [17.616]
@@ -93,8 +93,8 @@ def _forward(
     gate, up = kept = np.empty((2, len(source.rows) if keep else 0, len(w1)), work)
 
     def body(a: int, b: int) -> None:
-        n, (h, spare) = source.tile(a, b), (scratch((b - a, len(w1)), work, key) for key in ("rows", "more rows"))
-        g, u = kept[:, a:b] if keep else (spare, spare)
+        n, h = source.tile(a, b), scratch((b - a, len(w1)), work, "rows")
+        g, u = kept[:, a:b] if keep else [scratch(h.shape, work, "more rows")] * 2
         np.matmul(n, w1.T, out=g)
         logistic(g, out=h)
         h *= g
@@ -115,10 +115,11 @@ def _backward(
     gx = np.empty(x.shape, work) if needs[0] or needs[4] else None
     new = np.empty if len(upstream) else np.zeros  # the first chunk writes them
     weights = [new(w.shape, work) if need else None for w, need in zip((w1, w3, w2), needs[1:4], strict=True)]
-    step = even_step(len(upstream), CHUNK // max(1, len(w1)))
+    tile = tile_rows(len(upstream), w1, w3, w2)
+    step = tile * max(1, CHUNK // max(1, len(w1)) // tile)
     for start in range(0, len(upstream), step):
         chunk = slice(start, min(start + step, len(upstream)))
-        n, h, dgate, dup = _through_units(source, chunk, upstream, gate, up, (w1, w3, w2), gx)
+        n, h, dgate, dup = _through_units(source, chunk, tile, upstream, gate, up, (w1, w3, w2), gx)
         products = zip(weights, (dgate.T, dup.T, upstream[chunk].T), (n, n, h), strict=True)
         add_products([(out, a, b) for out, a, b in products if out is not None], fresh=start == 0)
     gradients = (gx if needs[0] else None, *weights, source.gain_gradient() if needs[4] else None)
@@ -126,9 +127,16 @@ def _backward(
 
 
 def _through_units(
-    source: NormedRows, chunk: slice, g: Array, gate: Array, up: Array, weights: Sequence[Any], gx: Array | None
+    source: NormedRows,
+    chunk: slice,
+    step: int,
+    g: Array,
+    gate: Array,
+    up: Array,
+    weights: Sequence[Any],
+    gx: Array | None,
 ) -> tuple[Array, Array, Array, Array]:
-    """n, h and the gradients of gate and up for a chunk of rows; those of x are written to gx.
+    """n, h and the gradients of gate and up for a chunk of rows, in tiles of ``step``; those of x are written to gx.
 
     dh = g w2, dup = dh silu(gate), dgate = dh up silu'(gate), dn = dgate w1 + dup w3.
     """
@@ -164,5 +172,5 @@ def _through_units(
             add_product(dx, du, w3, fresh=False)
             source.pull(tile.start, tile.stop, dx)
 
-    over_products(body, shape[0], w1, w3, w2)
+    over_products(body, shape[0], w1, w3, w2, step=step)
     return n, hidden, dgate, dup

@@ -178,6 +178,44 @@ def test_nan_and_infinity_are_not_hidden(special):
     np.testing.assert_allclose(value[[0, 2]], expected[[0, 2]], rtol=1e-12)
 
 
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, 1e30, 1e4])
+@pytest.mark.parametrize("queries", ["random", "zero"])
+def test_a_hidden_key_changes_no_result(special, queries):
+    """Rows before it are as if it weren't there, whatever its exponential is."""
+    q, k, v = (a.astype(np.float32) for a in random(*[(2, 150, 4)] * 3))
+    q *= queries == "random"
+    expected = attention(q[:, :100], k[:, :100], v[:, :100], is_causal=True)
+    k[:, 100] = special
+    with np.errstate(all="ignore"):
+        value = attention(q, k, v, is_causal=True)
+    np.testing.assert_allclose(value[:, :100], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_hidden_exponential_that_overflows_where_every_seen_score_is_0():
+    """The backward pass too begins again with a shift, of 0 here. dv = Pᵀ g with P = ((1, 0), (½, ½))."""
+    q, k, v = (np.array(a, np.float32) for a in ([[1, 0], [0, 0]], [[0, 1], [100, 0]], [[2, 3], [4, 7]]))
+    upstream = np.array([[1, 2], [3, 5]], np.float32)
+    with np.errstate(all="raise"):
+        value, (gq, gk, gv) = derived(attention, [q, k, v], upstream, scale=1.0, is_causal=True)
+    np.testing.assert_array_equal(value, [[2, 3], [3, 5]])
+    np.testing.assert_array_equal(gv, [[2.5, 4.5], [1.5, 2.5]])
+    row = np.array([-6.5, 6.5])  # P (g vᵀ - D) of the second: ½ (21 - 34), ½ (47 - 34)
+    np.testing.assert_array_equal(gq, [[0, 0], row @ k])
+    np.testing.assert_array_equal(gk, np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(64, 513), (40, 2000), (50, 50), (130, 130), (3, 513)])
+def test_hidden_scores_at_the_edge_of_overflow(queries, keys):
+    """An exponential that is finite forward is finite backward: both passes round its score alike."""
+    top, draw = np.log(np.finfo(np.float32).max), rng(0).standard_normal
+    for _ in range(40):
+        q, k, v = (np.zeros((1, n, 3), np.float32) for n in (queries, keys, keys))
+        q[0, 0], k[0, queries - 1] = draw((2, 3))
+        k[0, queries - 1] *= top / (q[0, 0] @ k[0, queries - 1] / np.sqrt(3))  # a score that query 0 doesn't see
+        value, grads = derived(attention, [q, k, v + 1], is_causal=True)
+        assert all(np.isfinite(a).all() for a in (value, *grads))
+
+
 @pytest.mark.cpu_only("the memory order of a kernel of the CPU")
 def test_results_lie_in_memory_as_the_arguments():
     """Heads that were transposed out of (batch, positions, heads, d) go back without a copy, in both directions."""

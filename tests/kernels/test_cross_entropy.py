@@ -68,7 +68,7 @@ def linear_twin(x, weight, targets, *rest):
 @pytest.mark.parametrize(("chunk", "slices"), [(1 << 26, 2048), (1 << 26, 20), (1 << 14, 20)])
 def test_linear(reduction, smoothing, shape, classes, d, chunk, slices, monkeypatch):
     """Head and loss in one, in one chunk of rows and in many, the weight's gradient in one piece and in several."""
-    monkeypatch.setattr("minigrad.kernels.linear_cross_entropy.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("minigrad.kernels.linear_cross_entropy.MOST_BYTES", chunk)
     monkeypatch.setattr("minigrad.kernels.linear_cross_entropy.CLASSES", slices)
     rows = int(np.prod(shape))
     args = [*random((*shape, d), (classes, d)), ids(shape, classes, 2), 2, smoothing, reduction]

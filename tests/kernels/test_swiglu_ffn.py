@@ -50,10 +50,15 @@ def test_keeps_two_arrays_as_wide_as_the_hidden_layer():
         np.testing.assert_array_equal(swiglu_ffn(x, *weights).data, out.data)
 
 
-@pytest.mark.parametrize("lead", [(), (7,), many_rows((5, 500))])
+@pytest.mark.parametrize("lead", [(), (7,), many_rows((5, 500)), many_rows((137,))])
 @pytest.mark.parametrize("normed", [False, True])
-def test_recomputed_it_is_the_same_bits(lead, normed):
-    args = arguments(lead, 6, 33, 5, normed)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_recomputed_it_is_the_same_bits(lead, normed, dtype, monkeypatch):
+    """Also in many tiles and chunks, which are cut at the same rows forward and backward."""
+    if lead == (137,):
+        monkeypatch.setattr("minigrad.kernels.products.TILE_NUMBERS", 30 * 200)
+        monkeypatch.setattr(module, "CHUNK", 70 * 200)
+    args = [a.astype(dtype) if isinstance(a, np.ndarray) else a for a in arguments(lead, 64, 200, 64, normed)]
     value, grads = derived(swiglu_ffn, args)
     args += [] if normed else [None, 1e-5]
     again, repeated = derived(swiglu_ffn, [*args, True])

@@ -33,8 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np
-from harness.configs import CONFIGS, Config, batches
-from harness.gpu_work import (
+from gpu.work import (
     ADAMW_BYTES,
     GPU_CONFIGS,
     STEPS,
@@ -49,6 +48,7 @@ from harness.gpu_work import (
     minigrad_step,
     timed,
 )
+from harness.configs import CONFIGS, Config, batches
 
 import minigrad as mg
 from minigrad.backend import as_dtype, load_cupy, to_numpy

@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training_start import greet_ctrl_c
+from training.start import greet_ctrl_c
 
 if __name__ == "__main__":
     greet_ctrl_c("evaluate.py")
 
 from generate import load_model
-from lm_text import SHAKESPEARE, Ids, Tokenizer, evaluation_batches, read_corpus, read_tokens
+from text.lm_text import SHAKESPEARE, Ids, Tokenizer, evaluation_batches, read_corpus, read_tokens
 from tqdm import tqdm
-from training_checkpoint import Checkpoint, open_newest
-from training_console import run_program
-from training_flags import Flags, complete, flag, parse, path, raise_any, whole
+from training.checkpoint import Checkpoint, open_newest
+from training.console import run_program
+from training.flags import Flags, complete, flag, parse, path, raise_any, whole
 
 import minigrad as mg
 import nn

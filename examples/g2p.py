@@ -6,7 +6,7 @@
     python examples/g2p.py --attention thought                which letters each phoneme came from, as a picture
 
 The words are those of the CMU Pronouncing Dictionary. Reading order: the configuration, the model, decoding and its
-errors, training, what a trained model is asked. The loop is that of every trainer here, in training_loop.py.
+errors, training, what a trained model is asked. The loop is that of every trainer here, in training/loop.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training_start import greet_ctrl_c
+from training.start import greet_ctrl_c
 
 if __name__ == "__main__":
     greet_ctrl_c("g2p.py")
 
 import numpy as np
-import training_loop
-from lexicon import (
+from text.lexicon import (
     BEGIN,
     END,
     LONGEST,
@@ -38,9 +37,10 @@ from lexicon import (
     encoded_pairs,
     read_dictionary,
 )
-from training_checkpoint import Checkpoint, averaged, open_newest, write_whole
-from training_console import run_program
-from training_flags import (
+from training import loop as training_loop
+from training.checkpoint import Checkpoint, averaged, open_newest, write_whole
+from training.console import run_program
+from training.flags import (
     TrainingFlags,
     call_flag,
     complete,
@@ -56,8 +56,8 @@ from training_flags import (
     whole,
     with_defaults,
 )
-from training_memory import check_memory
-from training_run import Run, open_run
+from training.memory import check_memory
+from training.run import Run, open_run
 
 import minigrad as mg
 import nn

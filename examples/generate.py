@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training_start import greet_ctrl_c
+from training.start import greet_ctrl_c
 
 if __name__ == "__main__":
     greet_ctrl_c("generate.py")
 
 import numpy as np
-from lm_text import Tokenizer, tokenizer_from_json
-from training_checkpoint import Checkpoint, open_newest
-from training_console import run_program
-from training_flags import Flags, complete, flag, not_negative, number, parse, path, text, whole
+from text.lm_text import Tokenizer, tokenizer_from_json
+from training.checkpoint import Checkpoint, open_newest
+from training.console import run_program
+from training.flags import Flags, complete, flag, not_negative, number, parse, path, text, whole
 
 import nn
 

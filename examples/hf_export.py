@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import lm_text
+from text import lm_text
 
 import nn
 from nn.llama import prepared

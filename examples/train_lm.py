@@ -5,7 +5,7 @@
     python examples/train_lm.py --help                            every flag
 
 Read it from top to bottom: the configuration, the data, the model, evaluation and samples; then the loop, in
-training_loop.py, where the optimizer and the updates are.
+training/loop.py, where the optimizer and the updates are.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training_start import greet_ctrl_c
+from training.start import greet_ctrl_c
 
 if __name__ == "__main__":
     greet_ctrl_c("train_lm.py")
 
-import lm_text
 import numpy as np
-import training_loop
 from hf_export import HfExport
-from lm_text import Corpus, RandomBlocks
-from training_console import run_program
-from training_flags import (
+from text import lm_text
+from text.lm_text import Corpus, RandomBlocks
+from training import loop as training_loop
+from training.console import run_program
+from training.flags import (
     FlagErrors,
     TrainingFlags,
     call_flag,
@@ -38,8 +38,8 @@ from training_flags import (
     text,
     whole,
 )
-from training_memory import check_memory
-from training_run import Run, open_run, perplexity
+from training.memory import check_memory
+from training.run import Run, open_run, perplexity
 
 import minigrad as mg
 import nn

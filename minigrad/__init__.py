@@ -8,20 +8,25 @@
 [2. 4. 6.]
 """
 
-from minigrad import allocator, backend, cuda, errors, functional, ops, parallel, random
-from minigrad.anomaly import detect_anomaly
+from minigrad import backend, cuda, errors, functional, ops, random
 from minigrad.autocast import autocast
-from minigrad.backward import grad
 from minigrad.checkpointing import checkpoint
-from minigrad.core import primitive
 from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
-from minigrad.drawing import draw
+from minigrad.engine.backward import grad
+from minigrad.engine.core import primitive
+from minigrad.engine.fused import fused
+from minigrad.engine.recording import enable_grad, is_grad_enabled, no_grad
+from minigrad.engine.registry import REGISTRY
 from minigrad.errors import MiniGradError
 from minigrad.functional import hessian, hvp, jacobian, jvp, value_and_grad, vjp
-from minigrad.fused import fused
-from minigrad.habits import module_names
+from minigrad.instruments.anomaly import detect_anomaly
+from minigrad.instruments.drawing import draw
+from minigrad.instruments.memory import memory_summary, track_memory
+from minigrad.instruments.profiling import profile
 from minigrad.kernels.softmax import log_softmax, softmax
-from minigrad.memory import memory_summary, track_memory
+from minigrad.machine import allocator, parallel
+from minigrad.machine.parallel import get_num_threads, set_num_threads
+from minigrad.messages.habits import module_names
 from minigrad.ops.elementwise import *
 from minigrad.ops.index import *
 from minigrad.ops.linalg import *
@@ -29,10 +34,6 @@ from minigrad.ops.piecewise import *
 from minigrad.ops.reduce import *
 from minigrad.ops.running import *
 from minigrad.ops.shape import *
-from minigrad.parallel import get_num_threads, set_num_threads
-from minigrad.profiling import profile
-from minigrad.recording import enable_grad, is_grad_enabled, no_grad
-from minigrad.registry import REGISTRY
 from minigrad.serialize import load, save
 from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck

@@ -9,9 +9,10 @@ import numpy as np
 
 from minigrad import ops
 from minigrad.backend import DType, as_dtype, is_half
-from minigrad.core import Primitive
+from minigrad.engine.core import Primitive
+from minigrad.engine.recording import in_precision
+from minigrad.engine.registry import REGISTRY
 from minigrad.errors import CallError, DTypeError
-from minigrad.explain import describe
 from minigrad.kernels.attention import attention
 from minigrad.kernels.cross_entropy import cross_entropy
 from minigrad.kernels.layer_norm import layer_norm
@@ -21,8 +22,7 @@ from minigrad.kernels.qkv_projection import qkv_projection
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.kernels.swiglu_ffn import swiglu_ffn
-from minigrad.recording import in_precision
-from minigrad.registry import REGISTRY
+from minigrad.messages.explain import describe
 
 LOW: tuple[Primitive[Any], ...] = (
     ops.matmul,

@@ -28,7 +28,7 @@ def array_module(*arrays: Array) -> ModuleType:
     'numpy'
     """
     cupy = sys.modules.get("cupy")
-    if cupy is not None and any(isinstance(raw(a), cupy.ndarray) for a in arrays):
+    if cupy is not None and any(isinstance(array_of(a), cupy.ndarray) for a in arrays):
         return cupy
     return np
 
@@ -41,10 +41,10 @@ def is_array(value: Any) -> bool:
     return cupy is not None and isinstance(value, cupy.ndarray)
 
 
-def raw(value: Any) -> Any:
+def array_of(value: Any) -> Any:
     """The array of a Tensor; anything else as it is.
 
-    >>> raw(2.0)
+    >>> array_of(2.0)
     2.0
     """
     return getattr(value, "_data", value)
@@ -77,10 +77,10 @@ def accumulator(dtype: Any) -> Any:
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
-def rounded(x: Array, dtype: Any) -> Array:
+def cast_to(x: Array, dtype: Any) -> Array:
     """``x`` in ``dtype``, itself where it is; what half precision can't hold becomes ∞ or 0, silently.
 
-    >>> rounded(np.array([1e6]), np.dtype("float16"))
+    >>> cast_to(np.array([1e6]), np.dtype("float16"))
     array([inf], dtype=float16)
     """
     if x.dtype == dtype:
@@ -209,14 +209,14 @@ def to_device(array: Array, device: str) -> Array:
         return xp.asarray(array)
 
 
-def beside(array: Array, other: Array) -> Array:
+def to_device_of(array: Array, other: Array) -> Array:
     """``array``, or an array of the number that it is, on the device of ``other``."""
     return to_device(array if is_array(array) else np.asarray(array), device_of(other))
 
 
-def near(array: Array, others: Iterable[Any]) -> Array:
+def to_gpu_of_any(array: Array, others: Iterable[Any]) -> Array:
     """``array``, made of plain numbers, on the GPU of the first of ``others`` that lies on one, else as it is."""
-    gpus = (other for other in map(raw, others) if is_array(other) and not isinstance(other, np.ndarray))
+    gpus = (other for other in map(array_of, others) if is_array(other) and not isinstance(other, np.ndarray))
     return next((to_device(array, device_of(other)) for other in gpus), array)
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minigrad import random
-from minigrad.backward import Pass, nodes_behind
-from minigrad.core import Node, attach, attach_several, connected, numbers, tell
+from minigrad.engine.backward import Pass, nodes_behind
+from minigrad.engine.core import Node, attach, attach_several, connected, node_ids, notify
+from minigrad.engine.plan import Plan
+from minigrad.engine.recording import enable_grad, in_precision, is_grad_enabled, mode
 from minigrad.errors import DTypeError
-from minigrad.explain import describe, explained
-from minigrad.observe import Instrument
-from minigrad.plan import Plan
-from minigrad.recording import enable_grad, in_precision, is_grad_enabled, mode
+from minigrad.instruments.observe import Instrument
+from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -42,7 +42,7 @@ class _Recompute:
         """What a text calls a tensor that the function reads; these are counted after the edges."""
         return f"{self.reads[position - len(self.edges)]}, which the function reads,"
 
-    def pull(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
+    def run_rules(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
         now = random.get_state()
         random.set_state(self.state)
@@ -95,7 +95,7 @@ def checkpoint(fn: Function, *args: Any) -> Any:
     if not is_grad_enabled():
         return fn(*args)
     state, started = random.get_state(), time.perf_counter()
-    start = next(numbers)
+    start = next(node_ids)
     with _Reading() as reading:
         out = fn(*args)
     outs = several(out)
@@ -129,7 +129,7 @@ def _tell(node: Node, result: Any, started: float) -> None:
     """Tell the observers of a checkpoint as of any operation."""
     result = result if isinstance(result, Tensor) else tuple(result)
     out = result._data if isinstance(result, Tensor) else tuple(part._data for part in result)
-    tell("forward", node.primitive, node.residuals, out, result, started)
+    notify("forward", node.primitive, node.residuals, out, result, started)
 
 
 def _sources(roots: Sequence[Any], start: int) -> list[Any]:

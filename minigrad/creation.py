@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.arguments import as_shape, operand, whole
-from minigrad.backend import DType, as_dtype, check_device, raw, use_device
+from minigrad.backend import DType, array_of, as_dtype, check_device, use_device
 from minigrad.errors import ArgumentError, DTypeError
-from minigrad.explain import describe, explained
+from minigrad.messages.arguments import as_int, as_operand, as_shape
+from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor, as_array
 
 
@@ -55,7 +55,7 @@ def full(
     [7. 7.]
     """
     with use_device(check_device(device)) as xp:
-        tensor = Tensor._wrap(xp.full(as_shape(shape), operand(value, "the value"), dtype=as_dtype(dtype)))
+        tensor = Tensor._wrap(xp.full(as_shape(shape), as_operand(value, "the value"), dtype=as_dtype(dtype)))
     tensor.requires_grad = requires_grad
     return tensor
 
@@ -88,7 +88,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: DType = None, dev
     [0 1 2]
     """
     first, last = (0, start) if stop is None else (start, stop)
-    if not all(isinstance(raw(n), int | float | np.number | np.ndarray) for n in (first, last, step)) or step == 0:
+    if not all(isinstance(array_of(n), int | float | np.number | np.ndarray) for n in (first, last, step)) or step == 0:
         got = f"{describe(start)}, {describe(stop)}, {describe(step)}"
         raise ArgumentError("numbers to start, to stop, and a step that is not 0", got, "arange(0, 10, 2)")
     with use_device(check_device(device)) as xp:
@@ -105,4 +105,4 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: DType = "float32", devi
     """
     with use_device(check_device(device)) as xp:
         shape = as_shape((n, n if m is None else m), "n, m")
-        return Tensor._wrap(xp.eye(*shape, whole(k, "k"), dtype=as_dtype(dtype)))
+        return Tensor._wrap(xp.eye(*shape, as_int(k, "k"), dtype=as_dtype(dtype)))

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from minigrad import ops
-from minigrad.arguments import whole
 from minigrad.backend import array_module, is_floating
-from minigrad.backward import grad, nodes_behind
 from minigrad.checkpointing import Function, several
 from minigrad.checkpointing import checkpoint as checkpoint
-from minigrad.core import numbers
 from minigrad.creation import asarray
+from minigrad.engine.backward import grad, nodes_behind
+from minigrad.engine.core import node_ids
+from minigrad.engine.recording import enable_grad, is_grad_enabled
 from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
-from minigrad.explain import describe, explained
-from minigrad.recording import enable_grad, is_grad_enabled
+from minigrad.messages.arguments import as_int
+from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
 
 # ---- arguments and results ------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ class _Variable(Tensor):
 
 
 def _now() -> int:
-    return next(numbers)
+    return next(node_ids)
 
 
 def _variable(value: Any) -> Tensor:
@@ -124,7 +124,7 @@ def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Function
     >>> print(value.item(), slope.data)
     5.0 [2. 4.]
     """
-    wanted = tuple(whole(i, "argnums") for i in several(argnums))
+    wanted = tuple(as_int(i, "argnums") for i in several(argnums))
 
     def transformed(*args: Any) -> tuple[Any, Any]:
         if any(not 0 <= i < len(args) for i in wanted):

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.arguments import as_shape, operand, whole
 from minigrad.backend import DType, as_dtype, check_device, to_device
 from minigrad.errors import ArgumentError, CallError
-from minigrad.explain import describe, explained
+from minigrad.messages.arguments import as_int, as_operand, as_shape
+from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
 
 _default = np.random.default_rng()
@@ -114,7 +114,7 @@ def randint(
     (2, 3)
     """
     first, last = (0, low) if high is None else (low, high)
-    if not whole(first, "low") < whole(last, "high"):
+    if not as_int(first, "low") < as_int(last, "high"):
         raise ArgumentError("low below high", f"low={first!r}, high={last!r}", SIZE_HINT)
     return _finish(_pick(generator).integers(first, last, _size(size)), dtype, device)
 
@@ -126,8 +126,8 @@ def permutation(x: Any, device: str | None = None, generator: Any = None) -> Ten
     >>> sorted(permutation(3).tolist())
     [0, 1, 2]
     """
-    rows = x.numpy() if isinstance(x, Tensor) else operand(x, "the rows")
-    if np.ndim(rows) == 0 and whole(rows, "the count of permutation") < 0:
+    rows = x.numpy() if isinstance(x, Tensor) else as_operand(x, "the rows")
+    if np.ndim(rows) == 0 and as_int(rows, "the count of permutation") < 0:
         raise ArgumentError("a count from 0, or rows", repr(x), "permutation(3) orders 0, 1 and 2")
     shuffled = _pick(generator).permutation(rows)
     return _finish(shuffled, shuffled.dtype, device)

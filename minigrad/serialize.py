@@ -19,9 +19,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from minigrad.backend import Array, as_dtype, bfloat16, is_array, raw, to_numpy
+from minigrad.backend import Array, array_of, as_dtype, bfloat16, is_array, to_numpy
 from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatError, MissingFileError
-from minigrad.explain import describe, explained
+from minigrad.messages.explain import describe, explained
 
 
 @explained
@@ -71,7 +71,7 @@ def _plain(arrays: Any) -> dict[str, Any]:
         raise CallError("a dict of names and arrays", describe(arrays), "save(path, {'x': x})")
     plain = {}
     for name, value in arrays.items():
-        array = raw(value)
+        array = array_of(value)
         if not isinstance(name, str) or not is_array(array):
             hint = "keep other things in metadata, as text"
             raise ArgumentError("names with arrays or Tensors", f"{name!r}: {describe(value)}", hint)

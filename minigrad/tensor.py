@@ -9,29 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import core, ops
-from minigrad.arguments import from_lists, operand
+from minigrad import ops
 from minigrad.backend import (
     Array,
     Axes,
     DType,
     array_module,
+    array_of,
     as_dtype,
     check_device,
     device_of,
     is_array,
     is_floating,
-    near,
-    raw,
     to_device,
+    to_gpu_of_any,
     to_numpy,
 )
-from minigrad.backward import backward
+from minigrad.engine import core
+from minigrad.engine.backward import backward
+from minigrad.engine.registry import REGISTRY
 from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, ShapeError
-from minigrad.explain import FOREIGN, describe, explained, translate
-from minigrad.habits import unknown_name
 from minigrad.kernels.softmax import log_softmax, softmax
-from minigrad.registry import REGISTRY
+from minigrad.messages.arguments import as_operand, from_lists
+from minigrad.messages.explain import FOREIGN, describe, explained, translate
+from minigrad.messages.habits import unknown_name
 
 
 class Handle:
@@ -113,7 +114,7 @@ class Tensor:
 
     @data.setter
     def data(self, value: Any) -> None:
-        array = array_module(self._data).asarray(operand(raw(value), ".data"), dtype=self._data.dtype)
+        array = array_module(self._data).asarray(as_operand(array_of(value), ".data"), dtype=self._data.dtype)
         if array.shape != self._data.shape:
             raise ShapeError(f"data of shape {self.shape}", f"shape {array.shape}", "make a new Tensor instead")
         self._data = array
@@ -358,7 +359,7 @@ class Tensor:
         if self._requires_grad:
             hint = "use minigrad.where, put_along_axis or scatter_add, which return new tensors"
             raise GraphError("a tensor without a history to assign into", self._brief(), hint)
-        new = raw(operand(value, "the values of x[index]"))
+        new = array_of(as_operand(value, "the values of x[index]"))
         try:
             place = ops.placed(ops.plain_index(index), self._data)
             self._data[place] = to_device(new, self.device) if is_array(new) else new
@@ -566,11 +567,11 @@ for _name, _method in list(vars(Tensor).items()):  # a wrong call of a method is
 
 def as_array(data: Any, dtype: DType, device: str | None, copy: bool) -> Array:
     """``data`` as an array of a supported dtype on ``device``; a copy of it, or itself where nothing must change."""
-    data = raw(data) if isinstance(data, Tensor) else data
+    data = array_of(data) if isinstance(data, Tensor) else data
     wanted = None if dtype is None else as_dtype(dtype)
     if isinstance(data, list | tuple | range):
         data, copy = from_lists(data, wanted), False
-    elif not is_array(operand(data, "the data")):
+    elif not is_array(as_operand(data, "the data")):
         data, copy = np.array(data, dtype=wanted), False
     if device is not None:
         moved = to_device(data, check_device(device))
@@ -604,8 +605,8 @@ def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, name: str | 
 def _test(name: str, *values: Any) -> Tensor:
     """A comparison or a bitwise operation, NumPy's of this name: a plain tensor, without a derivative."""
     sign = SIGNS[name]
-    arrays = [raw(v) if isinstance(v, Tensor) else operand(v, f"each side of {sign}") for v in values]
-    arrays = [near(a, values) if isinstance(v, list) else a for v, a in zip(values, arrays, strict=True)]
+    arrays = [array_of(v) if isinstance(v, Tensor) else as_operand(v, f"each side of {sign}") for v in values]
+    arrays = [to_gpu_of_any(a, values) if isinstance(v, list) else a for v, a in zip(values, arrays, strict=True)]
     try:
         return Tensor._wrap(getattr(array_module(*arrays), name)(*arrays))
     except FOREIGN as error:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from minigrad.backend import Array, DType, device_of, is_array, is_floating, to_numpy
-from minigrad.backward import grad
-from minigrad.core import Primitive
+from minigrad.engine.backward import grad
+from minigrad.engine.core import Primitive
+from minigrad.engine.registry import Operation, Sample, sample
 from minigrad.errors import ArgumentError, CallError, DTypeError, GradientError
-from minigrad.explain import describe, explained
-from minigrad.registry import Operation, Sample, sample
+from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
 
 Host: TypeAlias = "np.ndarray[Any, Any]"

@@ -9,7 +9,7 @@
 ['0.weight', '0.bias', '2.weight', '2.bias']
 """
 
-from minigrad.habits import module_names
+from minigrad.messages.habits import module_names
 from nn import functional
 from nn.activation import GELU, GLU, Dropout, ReLU, SiLU
 from nn.attention import MultiHeadAttention

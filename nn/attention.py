@@ -8,8 +8,8 @@ import numpy as np
 
 from minigrad import asarray, primitive, random, where
 from minigrad.backend import Array, DType, array_module
+from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, ShapeError
-from minigrad.registry import sample
 from nn import functional as F
 from nn.cache import KVCache
 from nn.checks import check_probability, check_sizes

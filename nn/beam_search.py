@@ -9,7 +9,7 @@ import numpy as np
 from minigrad import no_grad
 from minigrad.backend import Array
 from minigrad.errors import ArgumentError
-from minigrad.explain import explained
+from minigrad.messages.explain import explained
 from nn.checks import check_sizes
 from nn.continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
 from nn.sampling import log_probabilities

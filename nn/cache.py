@@ -10,7 +10,7 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, array_module, to_device
 from minigrad.errors import DTypeError, GraphError, ShapeError
-from minigrad.explain import describe
+from minigrad.messages.explain import describe
 from nn.checks import check_sizes
 
 Pair: TypeAlias = tuple[Array, Array]  # keys and values of a layer, (batch, num_kv_heads, positions, head_dim)

@@ -17,8 +17,8 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
-from minigrad.explain import describe
 from minigrad.kernels.embedding import check_range
+from minigrad.messages.explain import describe
 from nn.cache import KVCache
 from nn.checks import is_whole
 from nn.masks import pad_sequences, token_ids

@@ -11,7 +11,7 @@ import numpy as np
 from minigrad import asarray, no_grad
 from minigrad.backend import to_numpy
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
-from minigrad.explain import explained
+from minigrad.messages.explain import explained
 from nn.checks import check_sizes
 from nn.continuation import evaluating
 

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np  # noqa: F401 (for the examples)
 
 from minigrad import random, sigmoid, split
-from minigrad.arguments import normal_axis
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError, ShapeError
-from minigrad.explain import describe, explained
-from minigrad.habits import module_names
 from minigrad.kernels.attention import attention
 from minigrad.kernels.cross_entropy import cross_entropy
 from minigrad.kernels.dropout import drop
@@ -30,6 +27,9 @@ from minigrad.kernels.rope import apply_rope
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.kernels.swiglu import silu, swiglu
 from minigrad.kernels.swiglu_ffn import swiglu_ffn
+from minigrad.messages.arguments import normal_axis
+from minigrad.messages.explain import describe, explained
+from minigrad.messages.habits import module_names
 from nn.checks import as_operand, check_probability
 from nn.losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
 

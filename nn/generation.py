@@ -9,7 +9,7 @@ import numpy as np
 
 from minigrad import no_grad, random
 from minigrad.errors import CallError
-from minigrad.explain import describe, explained
+from minigrad.messages.explain import describe, explained
 from nn.continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
 from nn.sampling import check_sampling, drawn, next_token_probabilities
 

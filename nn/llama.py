@@ -14,7 +14,7 @@ from typing import Any
 from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError
-from minigrad.explain import describe
+from minigrad.messages.explain import describe
 from minigrad.serialize import checked_path
 from nn.checks import check_probability, is_whole
 from nn.transformer import TransformerLM

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from minigrad import Tensor, asarray, exp, log, softplus, take_along_axis, where
-from minigrad.backend import accumulator, array_module, beside, raw
+from minigrad.backend import accumulator, array_module, array_of, to_device_of
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
-from minigrad.explain import explained
+from minigrad.messages.explain import explained
 from nn.checks import as_operand, check_sizes
 
 
@@ -104,7 +104,9 @@ def nll_loss(log_probs: Any, targets: Any, ignore_index: int = -100, reduction: 
     counted = targets != ignore_index
     ids = targets * counted if targets.dtype.kind in "iu" else targets
     _check_classes(ids, log_probs.shape[-1])
-    losses = where(beside(counted, raw(log_probs)), -take_along_axis(log_probs, ids[..., None], -1)[..., 0], 0)
+    losses = where(
+        to_device_of(counted, array_of(log_probs)), -take_along_axis(log_probs, ids[..., None], -1)[..., 0], 0
+    )
     return _mean_over(losses, max(int(counted.sum()), 1)) if reduction == "mean" else _reduced(losses, reduction)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import DTypeError, ShapeError
-from minigrad.explain import explained
+from minigrad.messages.explain import explained
 from nn.checks import check_sizes
 
 

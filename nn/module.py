@@ -15,7 +15,7 @@ import numpy as np
 from minigrad import Tensor, asarray
 from minigrad.backend import Array, array_module, as_dtype, check_device, is_array, is_floating, to_device
 from minigrad.errors import ArgumentError, AttributeHintError, CallError, DTypeError, StateError
-from minigrad.explain import describe, explained, wrong_call
+from minigrad.messages.explain import describe, explained, wrong_call
 from minigrad.tensor import Handle
 from nn.parameter import Parameter
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigrad.arguments import check_eps
 from minigrad.backend import DType
 from minigrad.errors import CallError
-from minigrad.explain import describe
+from minigrad.messages.arguments import check_eps
+from minigrad.messages.explain import describe
 from nn import functional as F
 from nn.checks import check_sizes
 from nn.module import Module, is_plain

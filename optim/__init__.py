@@ -15,7 +15,7 @@
 True
 """
 
-from minigrad.habits import module_names
+from minigrad.messages.habits import module_names
 from optim.adam import Adam, AdamW
 from optim.clipping import clip_grad_norm
 from optim.groups import decay_groups

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from minigrad import parallel
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, NonFiniteError
-from minigrad.explain import explained
+from minigrad.machine import parallel
+from minigrad.messages.explain import explained
 from minigrad.tensor import Tensor
 from optim import gpu
-from optim.groups import as_parameters, describe, gradient_of
+from optim.groups import as_parameters, gradient_of, param_name
 from optim.tiles import as_rows, map_tiles
 
 
@@ -44,7 +44,7 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_
     norm = gpu.norm(grads) if gpu.takes(grads) else _combine([tile for tiles in _norms(grads) for tile in tiles])
     if error_if_nonfinite and not math.isfinite(norm):
         bad = next(i for i, tiles in enumerate(_norms(grads)) if not all(map(math.isfinite, tiles)))
-        name = describe(*list(owners.items())[bad])
+        name = param_name(*list(owners.items())[bad])
         raise NonFiniteError("finite gradients", f"a norm of {float(norm)}, first at {name}", "mg.detect_anomaly()")
     _scale(list(owners), norm, max_norm)
     return norm

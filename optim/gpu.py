@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module
-from minigrad.kernels.gpu import THREADS, launch, uniform
+from minigrad.kernels.cuda.launching import THREADS, launch, uniform
 
 SOURCE, CHUNK = Path(__file__).with_name("multi_tensor.cu"), 16384
 FIELDS = ("weight", "gradient", "mean", "square", "master")

@@ -7,7 +7,7 @@ from typing import Any
 
 from minigrad.backend import Array, is_array
 from minigrad.errors import DTypeError, ShapeError
-from minigrad.explain import explained
+from minigrad.messages.explain import explained
 from minigrad.tensor import Tensor
 
 
@@ -37,7 +37,7 @@ def _hint(value: Any) -> str:
     return "pass model.parameters(), or a list of dicts with 'params' and options of their own"
 
 
-def describe(param: Tensor, place: int) -> str:
+def param_name(param: Tensor, place: int) -> str:
     """How messages call a parameter: by its name where a module gave it one, else by its place in the list."""
     return f"parameter {param.name!r}" if param.name else f"parameter {place} of shape {param.shape}"
 
@@ -46,10 +46,12 @@ def gradient_of(param: Tensor, place: int) -> Array:
     """``param.grad``, checked: a plain array in the parameter's shape."""
     grad: Array = param.grad
     if not is_array(grad):
-        raise DTypeError(f"a plain array as gradient of {describe(param, place)}", _kind(grad), "assign g.data")
+        raise DTypeError(f"a plain array as gradient of {param_name(param, place)}", _kind(grad), "assign g.data")
     if grad.shape != param.shape:
         hint = "sum it over the axes that were broadcast"
-        raise ShapeError(f"a gradient of shape {param.shape} for {describe(param, place)}", f"shape {grad.shape}", hint)
+        raise ShapeError(
+            f"a gradient of shape {param.shape} for {param_name(param, place)}", f"shape {grad.shape}", hint
+        )
     return grad
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, GraphError, StateError
-from minigrad.explain import describe as told
+from minigrad.messages.explain import describe as told
 from minigrad.tensor import Tensor
-from optim.groups import as_parameters, describe, gradient_of
+from optim.groups import as_parameters, gradient_of, param_name
 from optim.tiles import as_rows, map_tiles
 
 Group: TypeAlias = dict[str, Any]
@@ -87,9 +87,11 @@ class Optimizer:
         known = set(self._parameters())
         for place, param in enumerate(params, start=len(self.state)):
             if param in known:
-                raise ArgumentError("each parameter once", f"{describe(param, place)} twice", "tied weights count once")
+                raise ArgumentError(
+                    "each parameter once", f"{param_name(param, place)} twice", "tied weights count once"
+                )
             if param.node is not None:
-                got = f"{describe(param, place)}, the result of {param.node.primitive.name!r}"
+                got = f"{param_name(param, place)}, the result of {param.node.primitive.name!r}"
                 raise GraphError("leaf tensors as parameters", got, "pass what it was computed from")
             known.add(param)
         complete = {**self.defaults, **group, "params": params}
@@ -149,7 +151,7 @@ class Optimizer:
             gradient_of(param, place)
             if not getattr(param.data.flags, "writeable", True):
                 hint = "p.data = p.data.copy()"
-                raise ArgumentError("parameters that can be written to", f"{describe(param, place)}, read-only", hint)
+                raise ArgumentError("parameters that can be written to", f"{param_name(param, place)}, read-only", hint)
         return active
 
     def _counted(self, place: int, group: Group, param: Tensor) -> dict[str, Any]:
@@ -250,14 +252,16 @@ class Optimizer:
             shape = () if name == "step" else param.shape
             if np.shape(value) != shape:
                 got, hint = f"shape {np.shape(value)}", "saved for another model?"
-                raise StateError(f"shape {shape} for {key!r}, {describe(param, place)}", got, hint)
+                raise StateError(f"shape {shape} for {key!r}, {param_name(param, place)}", got, hint)
             make = array_module(param.data).array
             state[place][name] = int(value) if name == "step" else make(value, dtype=accumulator(param.dtype))
         for place, (param, group) in enumerate(owners):
             missing = {"step", *self._kept(group)} - state[place].keys()
             if state[place] and missing:
                 hint = "saved under other options?"
-                raise StateError(f"{sorted(missing)} of {describe(param, place)}", f"only {sorted(state[place])}", hint)
+                raise StateError(
+                    f"{sorted(missing)} of {param_name(param, place)}", f"only {sorted(state[place])}", hint
+                )
         return state
 
     def __repr__(self) -> str:

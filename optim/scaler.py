@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module, is_floating
-from minigrad.core import Primitive
+from minigrad.engine.core import Primitive
 from minigrad.errors import ArgumentError, DTypeError, GraphError, StateError
-from minigrad.explain import describe
+from minigrad.messages.explain import describe
 from minigrad.tensor import Tensor
 from optim import gpu
 from optim.optimizer import Optimizer

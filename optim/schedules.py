@@ -13,7 +13,7 @@ import math
 from numbers import Real
 
 from minigrad.errors import ArgumentError
-from minigrad.explain import explained
+from minigrad.messages.explain import explained
 
 
 @explained

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from minigrad import parallel
 from minigrad.backend import Array, array_module
+from minigrad.machine import parallel
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from simulated.default_device import make_default
+from support.simulated.default_device import make_default
 
 import minigrad as mg
-from minigrad import core
+from minigrad.engine import core
 
 settings.register_profile("dev", max_examples=25, deadline=None)
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)

@@ -3,6 +3,9 @@
 The modules ``gpu_*`` launch those kernels; importing them makes them known to the operations.
 """
 
-from minigrad.kernels import gpu_attention, gpu_elementwise, gpu_products, gpu_rows
+from minigrad.kernels.cuda import attention as gpu_attention
+from minigrad.kernels.cuda import elementwise as gpu_elementwise
+from minigrad.kernels.cuda import products as gpu_products
+from minigrad.kernels.cuda import rows as gpu_rows
 
 __all__ = ["gpu_attention", "gpu_elementwise", "gpu_products", "gpu_rows"]

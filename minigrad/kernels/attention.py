@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, rounded
-from minigrad.backward import unbroadcast
-from minigrad.fused import fused
+from minigrad.backend import Array, accumulator, array_module, cast_to
+from minigrad.engine.backward import unbroadcast
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.kernels.attention_tiles import (
+    AttentionCall,
     Block,
-    Job,
     Place,
     band,
     cut,
@@ -38,9 +39,8 @@ from minigrad.kernels.attention_tiles import (
 from minigrad.kernels.products import add_product
 from minigrad.kernels.rows import SAFE
 from minigrad.kernels.softmax import softmax
+from minigrad.machine.parallel import blas_threads, run, scratch
 from minigrad.ops import astype, matmul, repeat, swapaxes, where
-from minigrad.parallel import blas_threads, run, scratch
-from minigrad.registry import sample
 
 SHIFTED = 1e-30  # in place of a shift of 0: it changes no score, but tells the backward pass of a shift
 
@@ -126,10 +126,10 @@ def _forward(q: Array, k: Array, v: Array, mask: Any, *options: Any) -> tuple[Ar
     total, shift = np.empty(job.rows, job.q.dtype), np.zeros(job.rows, job.q.dtype)
     with blas_threads(1):
         run([partial(_forward_group, job, *at, view, total, shift) for at in job.groups()], job.nanoseconds(2))
-    return rounded(out, np.result_type(q, k, v)), {"total": total, "shift": shift}
+    return cast_to(out, np.result_type(q, k, v)), {"total": total, "shift": shift}
 
 
-def _forward_group(job: Job, n: slice, h: slice, out: Array, total: Array, shift: Array) -> None:
+def _forward_group(job: AttentionCall, n: slice, h: slice, out: Array, total: Array, shift: Array) -> None:
     """The attention of some heads, written to ``out``, with ``total`` and ``shift`` of its rows."""
     keys, values, scale = job.operands(n, h)
     shifted = False
@@ -150,7 +150,7 @@ def _forward_group(job: Job, n: slice, h: slice, out: Array, total: Array, shift
 
 
 def _forward_tile(
-    job: Job, at: Place, blocks: list[Block], read: tuple[Any, ...], shifted: bool
+    job: AttentionCall, at: Place, blocks: list[Block], read: tuple[Any, ...], shifted: bool
 ) -> tuple[Array, Array, Array]:
     """Σ E, E v and the shift of a tile's rows."""
     queries, keys, values, scale = read
@@ -205,7 +205,7 @@ def _backward(
     return _fit(gq, q), _fit(gk, k), _fit(gv, v), gmask
 
 
-def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]) -> None:
+def _backward_group(job: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]) -> None:
     """The gradients of some heads, from g, out, 1/total and shift; written to gq, gk and gv, added to gmask."""
     (g, out, inverse, shift), (gq, gk, gv, gmask) = read, write
     wide, k, v = job.q.dtype, job.k[n, h], job.v[n, h]
@@ -246,7 +246,7 @@ def _backward_group(job: Job, n: slice, h: slice, read: tuple[Array, ...], write
     gv[n, h] = dv
 
 
-def _backward_at_once(job: Job, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]) -> None:
+def _backward_at_once(job: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]) -> None:
     """The same where a tile holds all scores of a head: nothing is copied, unless heads of q share keys.
 
     With P = E / total: dv = Pᵀ g, ds = scale · P ∘ (g vᵀ - rowsum(g ∘ out)), dq = ds k, dk = dsᵀ q.
@@ -301,7 +301,7 @@ def _add_sum(total: Array, x: Array) -> None:
 
 def _fit(gradient: Array, x: Array) -> Array:
     """A gradient summed over the axes along which x was broadcast, in the dtype of x."""
-    return rounded(gradient if gradient.shape == x.shape else unbroadcast(gradient, x.shape), x.dtype)
+    return cast_to(gradient if gradient.shape == x.shape else unbroadcast(gradient, x.shape), x.dtype)
 
 
 def _like(x: Array, shape: tuple[int, ...], form: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:

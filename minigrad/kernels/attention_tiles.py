@@ -15,7 +15,7 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
-from minigrad.parallel import scratch
+from minigrad.machine.parallel import scratch
 
 ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal, more make better matrix products,
 LONG_ROWS = 128  # and of a sequence of LONG queries the diagonal is a small part
@@ -165,7 +165,7 @@ def _below(rows: int, columns: int, k: int) -> Array:
 
 
 @dataclass
-class Job:
+class AttentionCall:
     """A call on NumPy arrays, brought to one form, and how its tiles are cut.
 
     In a tile the heads of q that share keys lie one below the other, in matrices of g·i rows.
@@ -286,7 +286,7 @@ class Job:
         return (kept(self.seed, rows, j, self.dropout_p) * self.q.dtype.type(share_of(self.dropout_p))).reshape(shape)
 
 
-def job_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any, ...]) -> tuple[Job, Sizes]:
+def job_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any, ...]) -> tuple[AttentionCall, Sizes]:
     """Bring a call to the one form: leading axes flattened, heads grouped, rows that BLAS can read in place."""
     is_causal, scale, dropout_p, seed, window = options
     sizes = sizes_of(q, k, v, mask)
@@ -296,7 +296,7 @@ def job_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any,
     if mask is not None:
         mask = _mask_view(mask if mask.dtype == bool else mask.astype(wide, copy=False), sizes)
     share_of(dropout_p)
-    return Job(q5, k4, v4, mask, scale_of(scale, q), *band(is_causal, window), dropout_p, seed), sizes
+    return AttentionCall(q5, k4, v4, mask, scale_of(scale, q), *band(is_causal, window), dropout_p, seed), sizes
 
 
 def _readable(x: Array, dtype: Any) -> Array:

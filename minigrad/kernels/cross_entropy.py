@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, beside, raw, rounded
+from minigrad.backend import Array, accumulator, array_module, array_of, cast_to, to_device_of
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
-from minigrad.fused import fused
 from minigrad.kernels.embedding import check_range
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
 from minigrad.kernels.softmax import log_softmax
+from minigrad.machine.parallel import scratch
 from minigrad.ops import astype, mean, sum, take_along_axis, where
-from minigrad.parallel import scratch
-from minigrad.registry import sample
 
 
 def _torch(t: Any, logits: Any, targets: Any, *rest: Any, **named: Any) -> Any:
@@ -47,8 +47,10 @@ def cross_entropy(
     >>> print(cross_entropy(np.zeros((2, 4)), np.array([1, -100])).round(4))
     1.3863
     """
-    goal = Goal.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
-    goal = goal._replace(ids=beside(goal.ids, raw(logits)), counted=beside(goal.counted, raw(logits)))
+    goal = Targets.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
+    goal = goal._replace(
+        ids=to_device_of(goal.ids, array_of(logits)), counted=to_device_of(goal.counted, array_of(logits))
+    )
     log_p = log_softmax(astype(logits, accumulator(logits.dtype)))
     if goal.soft:
         rows = -sum(targets * log_p, -1)
@@ -63,7 +65,7 @@ def cross_entropy(
     return astype(rows, goal.dtype)
 
 
-class Goal(NamedTuple):
+class Targets(NamedTuple):
     """The targets of a cross-entropy, checked, and how much each row weighs."""
 
     ids: Array  # (rows,); 0 where a row doesn't count
@@ -77,7 +79,7 @@ class Goal(NamedTuple):
     @classmethod
     def of(
         cls, logits: tuple[int, ...], dtype: Any, targets: Any, ignore_index: int, smoothing: float, reduction: str
-    ) -> Goal:
+    ) -> Targets:
         """The goal of a call whose logits have the shape (..., V) and this dtype."""
         if reduction not in ("mean", "sum", "none"):
             raise ArgumentError("reduction='mean', 'sum' or 'none'", repr(reduction), "'none' gives every loss")
@@ -86,7 +88,7 @@ class Goal(NamedTuple):
         if not logits or not logits[-1]:
             hint = "classes are on the last axis"
             raise ShapeError("logits (..., V) with at least one class", f"shape {logits}", hint)
-        targets, shape, classes = raw(targets), logits[:-1], logits[-1]
+        targets, shape, classes = array_of(targets), logits[:-1], logits[-1]
         soft = targets.dtype.kind not in "biu"
         if targets.dtype.kind == "b":
             raise DTypeError("class ids or probabilities as targets", "booleans", "astype('int64') makes class ids")
@@ -108,7 +110,7 @@ def _forward(
     logits: Any, targets: Any, ignore_index: int, label_smoothing: float, reduction: str
 ) -> tuple[Array, dict[str, Any]]:
     logits, targets = np.asarray(logits), np.asarray(targets)
-    goal = Goal.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
+    goal = Targets.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
     work = accumulator(goal.dtype)
     rows = as_matrix(logits, work)
     q = as_matrix(targets, work) if goal.soft else None
@@ -120,10 +122,10 @@ def _forward(
         losses[a:b] = row_losses(x, goal, slice(a, b), q, shift[a:b], total[a:b])
 
     over_rows(body, rows, arrays=2, ns=3.0)
-    return rounded(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "shift": shift, "total": total}
+    return cast_to(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "shift": shift, "total": total}
 
 
-def row_losses(x: Array, goal: Goal, tile: slice, q: Array | None, shift: Array, total: Array) -> Array:
+def row_losses(x: Array, goal: Targets, tile: slice, q: Array | None, shift: Array, total: Array) -> Array:
     """The losses of a tile of logits ``x``, whose exponentials sum to ``total``: log total - (picked - shift)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if q is None:
@@ -141,14 +143,14 @@ def row_losses(x: Array, goal: Goal, tile: slice, q: Array | None, shift: Array,
     return loss
 
 
-def reduced(losses: Array, goal: Goal, reduction: str) -> Array:
+def reduced(losses: Array, goal: Targets, reduction: str) -> Array:
     """The result from the losses of the rows."""
     if reduction == "none":
         return losses.reshape(goal.shape)
     return np.asarray(losses.sum() * losses.dtype.type(goal.weight))
 
 
-def row_gradients(e: Array, goal: Goal, tile: slice, q: Array | None, total: Array, scale: Array) -> None:
+def row_gradients(e: Array, goal: Targets, tile: slice, q: Array | None, total: Array, scale: Array) -> None:
     """Turn exponentials ``e`` of a tile, with row sums ``total``, into ``scale · (softmax - q)``, in place.
 
     A row that doesn't count gets 0, and so does one of only -∞.
@@ -170,7 +172,7 @@ def row_gradients(e: Array, goal: Goal, tile: slice, q: Array | None, total: Arr
 
 @cross_entropy.defbackward("logits", "targets")
 def _backward(
-    g: Any, logits: Any, targets: Any, goal: Goal, shift: Any, total: Any, needs: tuple[bool, bool]
+    g: Any, logits: Any, targets: Any, goal: Targets, shift: Any, total: Any, needs: tuple[bool, bool]
 ) -> tuple[Any, Any]:
     """g (softmax - q) for the logits, -g (1 - ε) log softmax for probabilities."""
     work = total.dtype
@@ -195,6 +197,6 @@ def _backward(
 
     over_rows(body, rows, arrays=2, ns=3.3)
     return (
-        None if gx is None else rounded(gx, logits.dtype),
-        None if gq is None else rounded(gq, targets.dtype),
+        None if gx is None else cast_to(gx, logits.dtype),
+        None if gq is None else cast_to(gq, targets.dtype),
     )

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, rounded
-from minigrad.core import primitive
+from minigrad.backend import Array, accumulator, array_module, cast_to
+from minigrad.engine.core import primitive
+from minigrad.engine.registry import sample
 from minigrad.kernels.attention_tiles import kept, share_of, threshold
-from minigrad.kernels.gpu import THREADS, launch, pack_of, uniform
-from minigrad.registry import sample
+from minigrad.kernels.cuda.launching import THREADS, launch, pack_of, uniform
 
 
 @primitive(torch=False, samples=[sample((2, 3), p=0.5, seed=1), sample((2, 2, 5), p=0.2, seed=7)])
@@ -26,7 +26,7 @@ def drop(x: Array, p: float, seed: int) -> Array:
         return _on_gpu(x, width, p, seed, share)
     rows = array_module(x).arange(x.size // width)
     mask = kept(seed, rows, slice(0, width), p).reshape(x.shape)
-    return rounded(x * (mask * accumulator(x.dtype).type(share)), x.dtype)
+    return cast_to(x * (mask * accumulator(x.dtype).type(share)), x.dtype)
 
 
 drop.defvjp(lambda g, p, seed: drop(g, p, seed))

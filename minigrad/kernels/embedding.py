@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, beside, raw
+from minigrad.backend import Array, array_of, to_device_of
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.errors import DTypeError, IndexRangeError, ShapeError
-from minigrad.fused import fused
 from minigrad.ops import stop_gradient, take, where
 from minigrad.ops._rows import add_rows
-from minigrad.registry import sample
 
 
 def _torch(t: Any, ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
@@ -36,7 +36,7 @@ def embedding(ids: Array, weight: Array, padding_idx: int | None = None) -> Arra
      [1. 2.]]
     """
     _check(ids, weight, padding_idx)
-    ids = beside(raw(ids), raw(weight))
+    ids = to_device_of(array_of(ids), array_of(weight))
     rows = take(weight, ids, 0)
     if padding_idx is None:
         return rows
@@ -56,7 +56,7 @@ def _check(ids: Any, weight: Any, padding_idx: int | None) -> None:
 
 def check_range(ids: Any, size: int, what: str) -> None:
     """Refuse ids outside of [0, size), naming the first."""
-    ids = raw(ids)
+    ids = array_of(ids)
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= size):
         wrong = ids[(ids < 0) | (ids >= size)].reshape(-1)[0]
         hint = "nothing wraps"

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, rounded
+from minigrad.backend import Array, cast_to
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError
-from minigrad.fused import fused
 from minigrad.kernels.rows import dtypes, over_elements
 from minigrad.kernels.swiglu import logistic
+from minigrad.machine.parallel import scratch
 from minigrad.ops import erf as erf_of_tensor
 from minigrad.ops import tanh
 from minigrad.ops._erf import erf
-from minigrad.parallel import scratch
-from minigrad.registry import sample
 
 SLOPE, CUBIC = math.sqrt(2 / math.pi), 0.044715  # Φ(x) ≈ (1 + tanh(SLOPE (x + CUBIC x³))) / 2
 
@@ -60,7 +60,7 @@ def _forward(x: Any, approximate: str) -> tuple[Array, dict[str, Any]]:
         np.multiply(flat[tile], phi[tile], out=result[tile])
 
     over_elements(body, flat, arrays=4, ns=6.0)
-    return rounded(out, dtype), {"phi": phi}
+    return cast_to(out, dtype), {"phi": phi}
 
 
 def _normal(x: Array, out: Array) -> None:
@@ -105,4 +105,4 @@ def _backward(g: Any, x: Any, approximate: str, phi: Any) -> tuple[Array]:
             dx *= up[tile]
 
     over_elements(body, flat, arrays=5, ns=4.0)
-    return (rounded(gx, x.dtype),)
+    return (cast_to(gx, x.dtype),)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, rounded
-from minigrad.fused import fused
+from minigrad.backend import Array, accumulator, cast_to
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
+from minigrad.machine.parallel import scratch
 from minigrad.ops import astype, mean, sqrt
-from minigrad.parallel import scratch
-from minigrad.registry import sample
 
 
 def _torch(t: Any, x: Any, normalized_shape: Any = None, *rest: Any, **named: Any) -> Any:
@@ -74,7 +74,7 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) 
             y += offset
 
     over_rows(body, rows, arrays=2, ns=1.7)
-    return rounded(out, dtype), {"centre": centre, "rest": rest, "inverse": inverse}
+    return cast_to(out, dtype), {"centre": centre, "rest": rest, "inverse": inverse}
 
 
 @layer_norm.defbackward("x", "weight", "bias")
@@ -118,6 +118,6 @@ def _backward(
             dx *= inv
 
     over_rows(body, rows, arrays=4, ns=3.2)
-    gweight = rounded(total(shares[0], scale), weight.dtype).reshape(weight.shape) if needs[1] else None
-    gbias = rounded(total(shares[1], scale), bias.dtype).reshape(bias.shape) if needs[2] else None
-    return rounded(gx, x.dtype) if needs[0] else None, gweight, gbias
+    gweight = cast_to(total(shares[0], scale), weight.dtype).reshape(weight.shape) if needs[1] else None
+    gbias = cast_to(total(shares[1], scale), bias.dtype).reshape(bias.shape) if needs[2] else None
+    return cast_to(gx, x.dtype) if needs[0] else None, gweight, gbias

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, rounded
+from minigrad.backend import Array, cast_to
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.errors import ShapeError
-from minigrad.fused import fused
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, over_rows, total
 from minigrad.ops import matmul, transpose
-from minigrad.registry import sample
 
 _samples = [sample((2, 3), (4, 3)), sample((2, 2, 3), (4, 3), (4,)), sample((3,), (4, 3), (4,))]
 
@@ -54,7 +54,7 @@ def _forward(x: Any, weight: Any, bias: Any) -> tuple[Array, dict[str, Any]]:
             rows[a:b] += wide
 
         over_rows(body, rows, arrays=1, ns=0.4)
-    return rounded(out, dtype), {}
+    return cast_to(out, dtype), {}
 
 
 @linear.defbackward("x", "weight", "bias")
@@ -66,11 +66,11 @@ def _backward(g: Any, x: Any, weight: Any, bias_dtype: Any, needs: tuple[bool, b
     if needs[0]:
         gx = np.empty(x.shape, work)
         np.matmul(up, as_matrix(weight, work), out=matrix_of(gx))
-        gx = rounded(gx, x.dtype)
+        gx = cast_to(gx, x.dtype)
     if needs[1]:
-        gweight = rounded(np.matmul(up.T, rows), weight.dtype)
+        gweight = cast_to(np.matmul(up.T, rows), weight.dtype)
     if needs[2]:
-        gbias = rounded(column_sums(up), bias_dtype)
+        gbias = cast_to(column_sums(up), bias_dtype)
     return gx, gweight, gbias
 
 

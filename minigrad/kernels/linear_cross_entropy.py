@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, rounded
+from minigrad.backend import Array, accumulator, cast_to
+from minigrad.engine.fused import fused
+from minigrad.engine.recording import mode
+from minigrad.engine.registry import sample
 from minigrad.errors import DTypeError, ShapeError
-from minigrad.fused import fused
-from minigrad.kernels.cross_entropy import Goal, cross_entropy, reduced, row_gradients, row_losses
+from minigrad.kernels.cross_entropy import Targets, cross_entropy, reduced, row_gradients, row_losses
 from minigrad.kernels.linear import linear
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows
-from minigrad.parallel import even_step, scratch
-from minigrad.recording import mode
-from minigrad.registry import sample
+from minigrad.machine.parallel import even_step, scratch
 
 # Each chunk but the first costs a pass over the weight's gradient. So the logits of a chunk take as much memory as that
 # gradient; at least 16 MB and those of 256 rows, but never more than 64 MB.
@@ -83,15 +83,17 @@ def _forward(
     x, weight, targets = np.asarray(x), np.asarray(weight), np.asarray(targets)
     _check(x, weight, targets)
     shape, dtype = (*x.shape[:-1], len(weight)), dtypes(x, weight)[0]
-    goal = Goal.of(shape, dtype, targets, ignore_index, label_smoothing, reduction)
+    goal = Targets.of(shape, dtype, targets, ignore_index, label_smoothing, reduction)
     ready = needs if reduction != "none" else (False, False)  # the weights of single losses are not known yet
     half = half_for(dtype)
     losses, gradients = _for_one(x, weight, goal, ready, half)
     once = [gradients] if any(ready) else []
-    return rounded(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "once": once, "half": half}
+    return cast_to(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "once": once, "half": half}
 
 
-def _for_one(x: Any, weight: Any, goal: Goal, needs: tuple[bool, bool], half: Any) -> tuple[Array, list[Array | None]]:
+def _for_one(
+    x: Any, weight: Any, goal: Targets, needs: tuple[bool, bool], half: Any
+) -> tuple[Array, list[Array | None]]:
     """Losses, and the gradients for g = 1. Half precision can't hold a mean's weight, which comes in at the end."""
     scale = np.full(len(goal.ids), 1.0 if half else goal.weight)
     losses, *gradients = _one_pass(x, weight, goal, scale, needs, half)
@@ -102,7 +104,7 @@ def _for_one(x: Any, weight: Any, goal: Goal, needs: tuple[bool, bool], half: An
 
 
 def _one_pass(
-    x: Any, weight: Any, goal: Goal, scale: Array, needs: tuple[bool, bool], half: Any
+    x: Any, weight: Any, goal: Targets, scale: Array, needs: tuple[bool, bool], half: Any
 ) -> tuple[Array, Array | None, Array | None]:
     """Losses of the rows, and the gradients of ``Σ scale · loss`` with respect to x and weight that are needed."""
     work = accumulator(goal.dtype)
@@ -152,10 +154,10 @@ def half_for(dtype: Any) -> Any:
 
 def _as_in(half: Any, x: Array) -> Array:
     """``x`` as it would be in half precision; itself where ``half`` is None."""
-    return x if half is None else rounded(x, half).astype(x.dtype)
+    return x if half is None else cast_to(x, half).astype(x.dtype)
 
 
-def _to_gradients(logits: Array, goal: Goal, chunk: slice, losses: Array, scale: Array, wanted: bool) -> None:
+def _to_gradients(logits: Array, goal: Targets, chunk: slice, losses: Array, scale: Array, wanted: bool) -> None:
     """Fill in the losses of a chunk, and where gradients are wanted write those of its logits over the logits."""
 
     def body(a: int, b: int) -> None:
@@ -173,7 +175,7 @@ def _to_gradients(logits: Array, goal: Goal, chunk: slice, losses: Array, scale:
 
 @linear_cross_entropy.defbackward("x", "weight")
 def _backward(
-    g: Any, x: Any, weight: Any, goal: Goal, once: Any, half: Any, needs: tuple[bool, bool]
+    g: Any, x: Any, weight: Any, goal: Targets, once: Any, half: Any, needs: tuple[bool, bool]
 ) -> tuple[Any, Any]:
     """The gradients that the forward pass made, times g; they are handed over once, then made anew."""
     if np.ndim(g):
@@ -185,4 +187,4 @@ def _backward(
             if gradient is not None and g != 1:
                 gradient *= g
     gx, gweight = gradients
-    return None if gx is None else rounded(gx, x.dtype), None if gweight is None else rounded(gweight, weight.dtype)
+    return None if gx is None else cast_to(gx, x.dtype), None if gweight is None else cast_to(gweight, weight.dtype)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.arguments import check_eps
-from minigrad.backend import Array, rounded
+from minigrad.backend import Array, cast_to
 from minigrad.errors import ShapeError
 from minigrad.kernels.rows import as_matrix, total
-from minigrad.parallel import scratch
+from minigrad.machine.parallel import scratch
+from minigrad.messages.arguments import check_eps
 
 # ---- a tile ---------------------------------------------------------------------------------------------------------
 
@@ -111,4 +111,4 @@ def check_gain(x: Any, gain: Any, eps: float) -> None:
 def rounded_gradients(gradients: Sequence[Array | None], arguments: Sequence[Any]) -> tuple[Array | None, ...]:
     """Each gradient in the dtype of its argument."""
     pairs = zip(gradients, arguments, strict=True)
-    return tuple(None if gradient is None else rounded(gradient, like.dtype) for gradient, like in pairs)
+    return tuple(None if gradient is None else cast_to(gradient, like.dtype) for gradient, like in pairs)

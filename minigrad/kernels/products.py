@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from minigrad.backend import Array
-from minigrad.parallel import blas_threads, even_step, run, scratch
+from minigrad.machine.parallel import blas_threads, even_step, run, scratch
 
 TILE_ROWS = 512  # of a tile that is multiplied, at most: each product packs its matrix anew, so fewer are slower
 TILE_NUMBERS = 360 * 1024  # of a tile in its widest array, 1.4 MB of float32: each thread has some of them

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, rounded
+from minigrad.backend import Array, cast_to
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.errors import ShapeError
-from minigrad.fused import fused
 from minigrad.kernels.linear import linear
 from minigrad.kernels.normed_rows import NormedRows, check_gain, rounded_gradients
 from minigrad.kernels.products import add_product, add_products, over_products
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of
-from minigrad.registry import sample
 
 
 def _torch(t: Any, x: Any, wq: Any, wk: Any, wv: Any, gain: Any = None, eps: float = 1e-5) -> Any:
@@ -70,7 +70,7 @@ def _forward(
             np.matmul(n, w, out=out[a:b])
 
     over_products(body, len(source.rows), *weights)
-    q, k, v = (rounded(out, dtype) for out, (dtype, _) in zip(results, kinds, strict=True))
+    q, k, v = (cast_to(out, dtype) for out, (dtype, _) in zip(results, kinds, strict=True))
     return (q, k, v), {"inverse": source.inverse}
 
 

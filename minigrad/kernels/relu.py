@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array
-from minigrad.fused import fused
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.kernels.rows import over_elements
 from minigrad.ops import where
-from minigrad.registry import sample
 
 
 @fused(elementwise=True, torch="nn.functional.relu", numpy=False, samples=[sample((2, 3)), sample((4,))])

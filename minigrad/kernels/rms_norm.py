@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, rounded
-from minigrad.fused import fused
+from minigrad.backend import Array, accumulator, cast_to
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.kernels.normed_rows import inverse_rms, normalize, pull_back
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
 from minigrad.ops import astype, mean, sqrt
-from minigrad.registry import sample
 
 
 def _torch(t: Any, x: Any, normalized_shape: Any = None, weight: Any = None, eps: float = 1e-5) -> Any:
@@ -52,7 +52,7 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, eps: float) -> tuple[Ar
         normalize(rows[a:b], gain, inverse[a:b], result[a:b])
 
     over_rows(body, rows, arrays=2, ns=1.0)
-    return rounded(out, dtype), {"inverse": inverse}
+    return cast_to(out, dtype), {"inverse": inverse}
 
 
 @rms_norm.defbackward("x", "weight")
@@ -71,5 +71,5 @@ def _backward(
         shares[a] = pull_back(up[a:b], rows[a:b], gain, inverse[a:b], result[a:b] if needs[0] else None)
 
     over_rows(body, rows, arrays=4, ns=2.0)
-    gweight = rounded(total(shares, gain), weight.dtype).reshape(weight.shape) if needs[1] else None
-    return rounded(gx, x.dtype) if needs[0] else None, gweight
+    gweight = cast_to(total(shares, gain), weight.dtype).reshape(weight.shape) if needs[1] else None
+    return cast_to(gx, x.dtype) if needs[0] else None, gweight

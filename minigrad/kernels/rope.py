@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import parallel
 from minigrad.backend import Array, accumulator, array_module, is_floating
-from minigrad.backward import unbroadcast
-from minigrad.core import primitive
+from minigrad.engine.backward import unbroadcast
+from minigrad.engine.core import primitive
+from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
-from minigrad.kernels import gpu_rope
+from minigrad.kernels.cuda import rope as gpu_rope
+from minigrad.machine import parallel
+from minigrad.machine.parallel import scratch
 from minigrad.ops import astype
-from minigrad.parallel import scratch
-from minigrad.registry import sample
 
 FEW = 1 << 14  # numbers of x: fewer are turned at once, without bringing axes into an order that makes loops long
 ELEMENT_NS = {"interleaved": 0.3, "half": 1.5}  # time of an element on one core

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.arguments import as_shape, check_eps
-from minigrad.backend import Array, accumulator, is_array, raw
+from minigrad.backend import Array, accumulator, array_of, is_array
 from minigrad.errors import CallError, ShapeError
-from minigrad.explain import describe
-from minigrad.parallel import blas_threads, for_rows
+from minigrad.machine.parallel import blas_threads, for_rows
+from minigrad.messages.arguments import as_shape, check_eps
+from minigrad.messages.explain import describe
 
 TILE_SHARE = 1 / 4  # of their bytes that tiles are counted with: four times the usual tile is 10 to 25 % faster here
 SAFE = 1e15  # a sum of exponentials within [1/SAFE, SAFE] lost nothing to overflow or underflow in float32
@@ -89,7 +89,7 @@ def normalized(x: Any, normalized_shape: Any, eps: float = 0.0, **parameters: An
     given = [(name, p) for name, p in parameters.items() if p is not None]
     if normalized_shape is None:
         normalized_shape = given[0][1].shape if given else np.shape(x)[-1:]
-    if is_array(raw(normalized_shape)):
+    if is_array(array_of(normalized_shape)):
         got, hint = describe(normalized_shape), "weight=… is an argument of its own"
         raise CallError("normalized_shape, the lengths of the last axes", got, hint)
     shape = as_shape(normalized_shape, "normalized_shape")

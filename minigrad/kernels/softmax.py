@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, rounded
-from minigrad.fused import fused
+from minigrad.backend import Array, accumulator, cast_to
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
 from minigrad.ops import astype, exp, isfinite, log, max, stop_gradient, sum, where
 from minigrad.ops.shape import normal_axis
-from minigrad.registry import sample
 
 _samples = [sample((2, 3)), sample((2, 3, 4), axis=1), sample((4,), 0)]
 
@@ -141,5 +141,5 @@ def _last(x: Any, axis: int, work: Any) -> Array:
 
 def _home(out: Array, axis: int, dtype: Any) -> Array:
     """The inverse of :func:`_last`, as a contiguous array of its own."""
-    out = rounded(out, dtype)
+    out = cast_to(out, dtype)
     return out if axis in (-1, out.ndim - 1) else np.moveaxis(out, -1, axis).copy()

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, rounded
-from minigrad.fused import fused
+from minigrad.backend import Array, cast_to
+from minigrad.engine.fused import fused
 from minigrad.kernels.rows import dtypes, over_elements
+from minigrad.machine.parallel import scratch
 from minigrad.ops import sigmoid
-from minigrad.parallel import scratch
 
 
 def logistic(x: Array, out: Array) -> None:
@@ -50,7 +50,7 @@ def _silu_forward(x: Any) -> tuple[Array, dict[str, Any]]:
         np.multiply(flat[tile], sigma[tile], out=result[tile])
 
     over_elements(body, flat, arrays=3, ns=3.0)
-    return rounded(out, dtype), {"sigma": sigma}
+    return cast_to(out, dtype), {"sigma": sigma}
 
 
 @silu.defbackward("x")
@@ -67,7 +67,7 @@ def _silu_backward(g: Any, x: Any, sigma: Any) -> tuple[Array]:
         dx *= up[tile]
 
     over_elements(body, flat, arrays=5, ns=1.5)
-    return (rounded(gx, x.dtype),)
+    return (cast_to(gx, x.dtype),)
 
 
 def slope(x: Array, sigma: Array, silu: Array, out: Array) -> None:
@@ -107,7 +107,7 @@ def _swiglu_forward(gate: Any, up: Any) -> tuple[Array, dict[str, Any]]:
         result[tile] *= y[tile]
 
     over_elements(body, x, arrays=4, ns=3.3)
-    return rounded(out, dtype), {"sigma": sigma}
+    return cast_to(out, dtype), {"sigma": sigma}
 
 
 @swiglu.defbackward("gate", "up")
@@ -128,4 +128,4 @@ def _swiglu_backward(g: Any, gate: Any, up: Any, sigma: Any, needs: tuple[bool, 
 
     over_elements(body, x, arrays=7, ns=2.2)
     dtype = dtypes(gate, up)[0]
-    return rounded(ggate, dtype) if needs[0] else None, rounded(gup, dtype) if needs[1] else None
+    return cast_to(ggate, dtype) if needs[0] else None, cast_to(gup, dtype) if needs[1] else None

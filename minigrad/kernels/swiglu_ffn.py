@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, rounded
+from minigrad.backend import Array, cast_to
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
 from minigrad.errors import ShapeError
-from minigrad.fused import fused
 from minigrad.kernels.linear import linear
 from minigrad.kernels.normed_rows import NormedRows, check_gain, rounded_gradients
 from minigrad.kernels.products import TILE_NUMBERS, add_product, add_products, over_products, tile_rows
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of
 from minigrad.kernels.swiglu import logistic, slope, swiglu
-from minigrad.parallel import scratch
-from minigrad.registry import sample
+from minigrad.machine.parallel import scratch
 
 CHUNK = 4 * TILE_NUMBERS  # numbers of a hidden array whose gradients exist at once: for good products, in the L3 cache
 
@@ -102,7 +102,7 @@ def _forward(
         np.matmul(h, w2.T, out=result[a:b])
 
     over_products(body, len(source.rows), w1, w3, w2)
-    return rounded(out, dtype), {"gate": gate, "up": up, "inverse": source.inverse}
+    return cast_to(out, dtype), {"gate": gate, "up": up, "inverse": source.inverse}
 
 
 @swiglu_ffn.defbackward("x", "w1", "w3", "w2", "gain")

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module
-from minigrad.core import elementwise
+from minigrad.engine.core import elementwise
+from minigrad.engine.registry import composite, sample
 from minigrad.ops._erf import erf as _erf
 from minigrad.ops.piecewise import isinf, where, zeros_like
-from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [
@@ -449,7 +449,7 @@ def hypot(x: Array, y: Array) -> Array:
     return array_module(x, y).hypot(x, y)
 
 
-def over(numerator: Array, denominator: Array) -> Array:
+def safe_divide(numerator: Array, denominator: Array) -> Array:
     """``numerator / denominator``, and 0 where the denominator is 0, for derivatives of norms."""
     zero = denominator == 0
     return where(zero, 0, numerator / where(zero, 1, denominator))
@@ -458,7 +458,7 @@ def over(numerator: Array, denominator: Array) -> Array:
 def _over_square(numerator: Array, x: Array, y: Array) -> Array:
     """``numerator / (x² + y²)``, in two divisions so that no square overflows, and 0 at the origin."""
     radius = hypot(x, y)
-    return over(over(numerator, radius), radius)
+    return safe_divide(safe_divide(numerator, radius), radius)
 
 
 # fmt: off
@@ -475,5 +475,5 @@ tanh   .defvjp(lambda g, out: g * (1 - out * out))
 arcsinh.defvjp(lambda g, x: g / hypot(x, 1))
 arccosh.defvjp(lambda g, x: g / sqrt(x - 1) / sqrt(x + 1))
 arctanh.defvjp(lambda g, x: g / (1 - x * x))
-hypot  .defvjp(lambda g, x, out: over(g * x, out), lambda g, y, out: over(g * y, out))
+hypot  .defvjp(lambda g, x, out: safe_divide(g * x, out), lambda g, y, out: safe_divide(g * y, out))
 # fmt: on

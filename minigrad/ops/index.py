@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.arguments import operand
-from minigrad.backend import Array, array_module, beside, is_array, is_half, raw
-from minigrad.backward import unbroadcast
-from minigrad.core import primitive
+from minigrad.backend import Array, array_module, array_of, is_array, is_half, to_device_of
+from minigrad.engine.backward import unbroadcast
+from minigrad.engine.core import primitive
+from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
-from minigrad.explain import describe
+from minigrad.messages.arguments import as_operand
+from minigrad.messages.explain import describe
 from minigrad.ops._rows import add_rows
 from minigrad.ops.piecewise import where
 from minigrad.ops.shape import along, flip, normal_axis, ravel
-from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [
@@ -33,7 +33,7 @@ def plain_index(index: Any) -> Any:
         return tuple(plain_index(part) for part in index)
     if isinstance(index, list):
         return np.asarray(index, dtype=None if index else np.intp)
-    return raw(index)
+    return array_of(index)
 
 
 def placed(index: Any, x: Array) -> Any:
@@ -45,7 +45,7 @@ def placed(index: Any, x: Array) -> Any:
         return index
     check_indices(x.shape, index)
     parts = index if isinstance(index, tuple) else (index,)
-    return tuple(beside(part, x) if is_array(part) else part for part in parts)
+    return tuple(to_device_of(part, x) if is_array(part) else part for part in parts)
 
 
 def is_basic(index: Any) -> bool:
@@ -113,7 +113,7 @@ def add_at(g: Array, index: Any, shape: Any) -> Array:
         out[placed(index, out)] = g
         return out
     if is_array(index) and index.dtype.kind in "iu" and len(shape) > 0:
-        return add_rows(shape, g.dtype, beside(index, g), g)
+        return add_rows(shape, g.dtype, to_device_of(index, g), g)
     wide = xp.zeros(shape, np.float32 if is_half(g.dtype) else g.dtype)
     xp.add.at(wide, placed(index, wide), g.astype(wide.dtype, copy=False))
     return wide.astype(g.dtype, copy=False)
@@ -138,7 +138,7 @@ def take(x: Array, indices: Any, axis: int | None = None) -> Array:
     """
     if axis is None or x.ndim == 0:
         x, axis = ravel(x), axis or 0
-    indices = operand(plain_index(indices), "indices of take")
+    indices = as_operand(plain_index(indices), "indices of take")
     if np.result_type(indices).kind not in "iu":
         raise DTypeError("integer indices", describe(indices), "a boolean mask goes in x[mask]")
     axis = normal_axis(axis, x.ndim)
@@ -253,7 +253,7 @@ def _put_back_x(g: Array, indices: Array, axis: int) -> Array:
 
 
 def _put_back_values(g: Array, indices: Array, values_shape: Any, x_shape: Any, axis: int) -> Array:
-    stays = _stays(beside(indices, raw(g)), axis, x_shape)
+    stays = _stays(to_device_of(indices, array_of(g)), axis, x_shape)
     return unbroadcast(where(stays, take_along_axis(g, indices, axis), 0), values_shape)
 
 

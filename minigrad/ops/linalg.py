@@ -8,26 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.arguments import whole
 from minigrad.backend import Array, array_module, is_half
-from minigrad.backward import unbroadcast
-from minigrad.core import primitive
+from minigrad.engine.backward import unbroadcast
+from minigrad.engine.core import primitive
+from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.messages.arguments import as_int
 from minigrad.ops._gemm import product
 from minigrad.ops.elementwise import multiply
 from minigrad.ops.reduce import sum
 from minigrad.ops.shape import (
+    as_tuple,
     broadcast_to,
     diagonal,
     expand_dims,
-    listed,
     normal_axis,
     ravel,
     reshape,
     swapaxes,
     transpose,
 )
-from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [
@@ -165,13 +165,13 @@ def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
     (2, 4)
     """
     if np.ndim(axes) == 0:
-        axes = whole(axes, "the number of axes")
+        axes = as_int(axes, "the number of axes")
         if not 0 <= axes <= min(x.ndim, y.ndim):
             got = f"{axes}, for {x.ndim} and {y.ndim}"
             raise ArgumentError("a number of axes that both arrays have", got, "axes=0 gives every product")
         axes = (list(range(x.ndim - axes, x.ndim)), list(range(axes)))
-    left = [normal_axis(a, x.ndim) for a in listed(axes[0])]
-    right = [normal_axis(a, y.ndim) for a in listed(axes[1])]
+    left = [normal_axis(a, x.ndim) for a in as_tuple(axes[0])]
+    right = [normal_axis(a, y.ndim) for a in as_tuple(axes[1])]
     if [x.shape[a] for a in left] != [y.shape[a] for a in right]:
         got, hint = f"axes {axes} of shapes {x.shape} and {y.shape}", "axes=1 pairs the last of x with the first of y"
         raise ShapeError("pairs of axes of equal length", got, hint)

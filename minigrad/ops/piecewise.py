@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, raw, to_device
-from minigrad.core import elementwise, primitive
-from minigrad.registry import composite, sample
+from minigrad.backend import Array, array_module, array_of, to_device
+from minigrad.engine.core import elementwise, primitive
+from minigrad.engine.registry import composite, sample
 
 # fmt: off
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 
 def zeros_like(x: Array) -> Array:
     """Zeros in the shape of ``x``, as a constant."""
-    return array_module(x).zeros_like(raw(x))
+    return array_module(x).zeros_like(array_of(x))
 
 
 def _flat(g: Array) -> Array:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, accumulator, array_module, is_half, rounded
-from minigrad.core import primitive
+from minigrad.backend import Array, Axes, accumulator, array_module, cast_to, is_half
+from minigrad.engine.core import primitive
+from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError
-from minigrad.ops.elementwise import exp, over
+from minigrad.ops.elementwise import exp, safe_divide
 from minigrad.ops.piecewise import absolute, astype, isfinite, sign, where
-from minigrad.ops.shape import broadcast_to, expand_dims, listed, normal_axis, reshape
-from minigrad.registry import composite, sample
+from minigrad.ops.shape import as_tuple, broadcast_to, expand_dims, normal_axis, reshape
 
 # fmt: off
 __all__ = [
@@ -34,7 +34,7 @@ over_axes = [
 ]
 
 
-def spread(g: Array, shape: tuple[int, ...], axis: Axes, keepdims: bool) -> Array:
+def broadcast_back(g: Array, shape: tuple[int, ...], axis: Axes, keepdims: bool) -> Array:
     """Repeat ``g``, of the shape of a reduction over ``axis``, over the axes that it had lost: the adjoint of a sum."""
     if axis is not None and not keepdims and shape:  # NumPy lets a 0-d array be reduced over axis 0 or -1
         g = expand_dims(g, axis)
@@ -43,13 +43,13 @@ def spread(g: Array, shape: tuple[int, ...], axis: Axes, keepdims: bool) -> Arra
 
 def counted(shape: tuple[int, ...], axis: Axes, where: Array | None) -> Any:
     """How many elements go into each result of a reduction, in a form that broadcasts against it with keepdims."""
-    axes = range(len(shape)) if axis is None or not shape else [normal_axis(a, len(shape)) for a in listed(axis)]
+    axes = range(len(shape)) if axis is None or not shape else [normal_axis(a, len(shape)) for a in as_tuple(axis)]
     if where is None:
         return math.prod(shape[a] for a in axes)
     return broadcast_to(where, shape).sum(axis=None if axis is None else tuple(axes), keepdims=True)
 
 
-def kept(g: Array, mask: Array | None) -> Array:
+def masked(g: Array, mask: Array | None) -> Array:
     """``g``, and 0 where the mask of a reduction leaves an element out."""
     return g if mask is None else where(mask, g, 0)
 
@@ -73,11 +73,11 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     xp = array_module(x)
     x = chosen(xp.asarray(x), where)
     if is_half(x.dtype):
-        return rounded(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32), x.dtype)
+        return cast_to(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32), x.dtype)
     return xp.sum(x, axis=axis, keepdims=keepdims)
 
 
-sum.defvjp(lambda g, x_shape, axis, keepdims, where: kept(spread(g, x_shape, axis, keepdims), where))
+sum.defvjp(lambda g, x_shape, axis, keepdims, where: masked(broadcast_back(g, x_shape, axis, keepdims), where))
 
 
 @primitive(samples=over_axes)
@@ -94,17 +94,17 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     total = xp.sum(chosen(x, where), axis=axis, keepdims=keepdims, dtype=accumulator(floating))
     n = n if isinstance(n, int) else n.reshape(total.shape)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return rounded(xp.asarray(total / xp.asarray(n, dtype=total.dtype)), floating)
+        return cast_to(xp.asarray(total / xp.asarray(n, dtype=total.dtype)), floating)
 
 
 def _mean_rule(g: Array, x_shape: Any, x_dtype: Any, axis: Axes, keepdims: bool, where: Array | None) -> Array:
     n = counted(x_shape, axis, where)
     g = g.astype(accumulator(x_dtype)) if is_half(x_dtype) else g  # which may not hold n
     if isinstance(n, int):
-        return spread(g / n if n else g, x_shape, axis, keepdims)
+        return broadcast_back(g / n if n else g, x_shape, axis, keepdims)
     g = g if keepdims or axis is None else expand_dims(g, axis)
     n = array_module(n).maximum(n, 1)  # nothing at all receives nothing
-    return kept(broadcast_to(g / n.astype(accumulator(x_dtype)), x_shape), where)
+    return masked(broadcast_to(g / n.astype(accumulator(x_dtype)), x_shape), where)
 
 
 mean.defvjp(_mean_rule)
@@ -120,7 +120,7 @@ def var(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, wher
     >>> print(float(var(np.array([1e8 + 1, 1e8 + 3]))))
     1.0
     """
-    return rounded(_wide_var(x, axis, ddof, keepdims, where), _floating(x))
+    return cast_to(_wide_var(x, axis, ddof, keepdims, where), _floating(x))
 
 
 def _floating(x: Array) -> Any:
@@ -142,7 +142,7 @@ def _wide_var(x: Array, axis: Axes, ddof: int, keepdims: bool, mask: Array | Non
 def _centred(x: Array, axis: Axes, mask: Array | None) -> Array:
     """``x - mean``, 0 where masked out; centred twice, since the mean of numbers with a large offset is rounded."""
     off = x - mean(x, axis, True, mask)
-    return kept(off - mean(off, axis, True, mask), mask)
+    return masked(off - mean(off, axis, True, mask), mask)
 
 
 def _off_centre(x: Array, axis: Axes, ddof: int, mask: Array | None) -> Array:
@@ -157,7 +157,7 @@ def _off_centre(x: Array, axis: Axes, ddof: int, mask: Array | None) -> Array:
 
 var.defvjp(
     lambda g, x, axis, ddof, keepdims, where: (
-        spread(g, x.shape, axis, keepdims) * (2 * _off_centre(x, axis, ddof, where))
+        broadcast_back(g, x.shape, axis, keepdims) * (2 * _off_centre(x, axis, ddof, where))
     )
 )
 
@@ -169,12 +169,12 @@ def std(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, wher
     >>> print(float(std(np.array([1.0, 3.0]))))
     1.0
     """
-    return rounded(array_module(x).sqrt(_wide_var(x, axis, ddof, keepdims, where)), _floating(x))
+    return cast_to(array_module(x).sqrt(_wide_var(x, axis, ddof, keepdims, where)), _floating(x))
 
 
 std.defvjp(
     lambda g, x, out, axis, ddof, keepdims, where: (
-        spread(over(g, out), x.shape, axis, keepdims) * _off_centre(x, axis, ddof, where)
+        broadcast_back(safe_divide(g, out), x.shape, axis, keepdims) * _off_centre(x, axis, ddof, where)
     )
 )
 
@@ -188,11 +188,11 @@ def root_sum_square(x: Array, axis: Axes, keepdims: bool) -> Array:
     xp = array_module(x)
     x = xp.asarray(x)
     wide = x.astype(accumulator(x.dtype))
-    return rounded(xp.asarray(xp.sqrt(xp.sum(wide * wide, axis=axis, keepdims=keepdims))), x.dtype)
+    return cast_to(xp.asarray(xp.sqrt(xp.sum(wide * wide, axis=axis, keepdims=keepdims))), x.dtype)
 
 
 root_sum_square.defvjp(
-    lambda g, x, out, axis, keepdims: x * spread(over(g, out), x.shape, axis, keepdims),
+    lambda g, x, out, axis, keepdims: x * broadcast_back(safe_divide(g, out), x.shape, axis, keepdims),
 )
 
 
@@ -203,14 +203,14 @@ def root_sum_power(x: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
     x = xp.asarray(x)
     wide = xp.abs(x.astype(accumulator(x.dtype)))
     with np.errstate(divide="ignore"):
-        return rounded(xp.asarray(xp.sum(wide**ord, axis=axis, keepdims=keepdims) ** (1 / ord)), x.dtype)
+        return cast_to(xp.asarray(xp.sum(wide**ord, axis=axis, keepdims=keepdims) ** (1 / ord)), x.dtype)
 
 
 def _power_norm_rule(g: Array, x: Array, out: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
-    size, total = absolute(x), spread(out, x.shape, axis, keepdims)
+    size, total = absolute(x), broadcast_back(out, x.shape, axis, keepdims)
     zero = (size == 0) | (total == 0)
     ratio = where(zero, 1, size) / where(zero, 1, total)
-    return where(zero, 0, spread(g, x.shape, axis, keepdims) * sign(x) * ratio ** (ord - 1))
+    return where(zero, 0, broadcast_back(g, x.shape, axis, keepdims) * sign(x) * ratio ** (ord - 1))
 
 
 root_sum_power.defvjp(_power_norm_rule)
@@ -230,7 +230,7 @@ def norm(x: Array, ord: float = 2, axis: Axes = None, keepdims: bool = False) ->
     """
     if not isinstance(ord, int | float) or math.isnan(ord):
         raise ArgumentError("the order of a vector norm, a number", repr(ord), "matrix norms are out of scope")
-    for a in () if axis is None else listed(axis):
+    for a in () if axis is None else as_tuple(axis):
         normal_axis(a, np.ndim(x))
     if x.dtype.kind in "biu":
         x = astype(x, np.dtype(np.float64))
@@ -305,13 +305,13 @@ def _shared_by_ties(
     g: Array, x: Array, out: Array, axis: Axes, keepdims: bool, where: Array | None, initial: float | None
 ) -> Array:
     """Each of the n elements equal to the result receives g / n; so does ``initial``, if it ties."""
-    tied = x == spread(out, x.shape, axis, keepdims)
+    tied = x == broadcast_back(out, x.shape, axis, keepdims)
     tied = tied if where is None else tied & where
     count = sum(tied, axis, keepdims=True)
     if initial is not None:
         count = count + reshape(out == initial, count.shape)
     share = 1 / (count + (count == 0)).astype(accumulator(x.dtype))  # NaN equals nothing: a count of 0
-    return kept(spread(g, x.shape, axis, keepdims) * share, tied)
+    return masked(broadcast_back(g, x.shape, axis, keepdims) * share, tied)
 
 
 max.defvjp(_shared_by_ties)
@@ -350,13 +350,13 @@ def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     wide = x.astype(accumulator(x.dtype if x.dtype.kind not in "biu" else np.dtype(np.float64)))
     if x.size == 0:
         with np.errstate(divide="ignore"):
-            return rounded(xp.asarray(xp.log(xp.sum(wide, axis=axis, keepdims=keepdims))), wide.dtype)
+            return cast_to(xp.asarray(xp.log(xp.sum(wide, axis=axis, keepdims=keepdims))), wide.dtype)
     top = xp.max(wide, axis=axis, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0)
     with np.errstate(divide="ignore", under="ignore", over="ignore"):
         total = xp.log(xp.sum(xp.exp(wide - top), axis=axis, keepdims=True)) + top
     total = total if keepdims else xp.squeeze(total, axis=axis)
-    return rounded(xp.asarray(total), x.dtype if x.dtype.kind not in "biu" else wide.dtype)
+    return cast_to(xp.asarray(total), x.dtype if x.dtype.kind not in "biu" else wide.dtype)
 
 
 def softmax_from(x: Array, total: Array) -> Array:
@@ -367,7 +367,7 @@ def softmax_from(x: Array, total: Array) -> Array:
 
 logsumexp.defvjp(
     lambda g, x, out, axis, keepdims: (
-        spread(g, x.shape, axis, keepdims) * softmax_from(x, spread(out, x.shape, axis, keepdims))
+        broadcast_back(g, x.shape, axis, keepdims) * softmax_from(x, broadcast_back(out, x.shape, axis, keepdims))
     )
 )
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, array_module, is_half, rounded
-from minigrad.core import primitive
+from minigrad.backend import Array, Axes, array_module, cast_to, is_half
+from minigrad.engine.core import primitive
+from minigrad.engine.registry import sample
 from minigrad.ops.piecewise import zeros_like
-from minigrad.ops.reduce import chosen, kept, over_axes, spread
+from minigrad.ops.reduce import broadcast_back, chosen, masked, over_axes
 from minigrad.ops.shape import concatenate, flip, moveaxis, reshape
-from minigrad.registry import sample
 
 __all__ = ["cumprod", "cumsum", "prod"]
 
@@ -29,7 +29,7 @@ def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     xp = array_module(x)
     x = chosen(xp.asarray(x), where, 1)
     if is_half(x.dtype):
-        return rounded(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32), x.dtype)
+        return cast_to(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32), x.dtype)
     return xp.prod(x, axis=axis, keepdims=keepdims)
 
 
@@ -47,8 +47,8 @@ def product_of_others(x: Array, axis: Axes) -> Array:
 
 
 def _prod_rule(g: Array, x: Array, axis: Axes, keepdims: bool, where: Array | None) -> Array:
-    counting = x if where is None else kept(x, where) + ~where
-    return kept(spread(g, x.shape, axis, keepdims) * product_of_others(counting, axis), where)
+    counting = x if where is None else masked(x, where) + ~where
+    return masked(broadcast_back(g, x.shape, axis, keepdims) * product_of_others(counting, axis), where)
 
 
 prod.defvjp(_prod_rule)
@@ -72,7 +72,7 @@ def cumsum(x: Array, axis: int | None = None) -> Array:
     xp = array_module(x)
     x = xp.asarray(x)
     out = xp.cumsum(x, axis=axis, dtype=_running(x))
-    return rounded(out, x.dtype) if is_half(x.dtype) else out
+    return cast_to(out, x.dtype) if is_half(x.dtype) else out
 
 
 def _cumsum_rule(g: Array, x_shape: Any, axis: int | None) -> Array:
@@ -93,7 +93,7 @@ def cumprod(x: Array, axis: int | None = None) -> Array:
     xp = array_module(x)
     x = xp.asarray(x)
     out = xp.cumprod(x, axis=axis, dtype=_running(x))
-    return rounded(out, x.dtype) if is_half(x.dtype) else out
+    return cast_to(out, x.dtype) if is_half(x.dtype) else out
 
 
 @primitive(samples=[sample((2, 3), (2, 3))])

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.arguments import as_shape, whole
-from minigrad.arguments import normal_axis as normal_axis
 from minigrad.backend import Array, Axes, array_module
-from minigrad.backward import unbroadcast
-from minigrad.core import primitive
+from minigrad.engine.backward import unbroadcast
+from minigrad.engine.core import primitive
+from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, AxisError, ShapeError
+from minigrad.messages.arguments import as_int, as_shape
+from minigrad.messages.arguments import normal_axis as normal_axis
 from minigrad.ops.elementwise import multiply
 from minigrad.ops.piecewise import where
-from minigrad.registry import composite, sample
 
 # fmt: off
 __all__ = [
@@ -154,8 +154,8 @@ def moveaxis(x: Array, source: Any, destination: Any) -> Array:
     >>> moveaxis(np.ones((2, 3, 4)), 0, -1).shape
     (3, 4, 2)
     """
-    moved = [normal_axis(a, x.ndim) for a in listed(source)]
-    places = [normal_axis(a, x.ndim) for a in listed(destination)]
+    moved = [normal_axis(a, x.ndim) for a in as_tuple(source)]
+    places = [normal_axis(a, x.ndim) for a in as_tuple(destination)]
     if len(moved) != len(places) or len({*moved}) < len(moved) or len({*places}) < len(places):
         raise ArgumentError(
             "as many destinations as sources, each once", f"{source} and {destination}", "the others keep their order"
@@ -228,7 +228,7 @@ def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
 stack.defvjp(lambda g, axis: [g[along(axis, g.ndim, k)] for k in range(g.shape[axis])])
 
 
-def listed(value: Any) -> tuple[Any, ...]:
+def as_tuple(value: Any) -> tuple[Any, ...]:
     """Several numbers as they are, a single one as a tuple of it."""
     return tuple(value) if np.ndim(value) else (value,)
 
@@ -267,12 +267,12 @@ def array_split(x: Array, indices_or_sections: Any, axis: int = 0) -> list[Array
         each, longer = divmod(n, count)
         cuts = np.cumsum([0] + [each + (k < longer) for k in range(count)]).tolist()
     else:
-        cuts = [0, *[whole(place, "every place to cut at") for place in indices_or_sections], n]
+        cuts = [0, *[as_int(place, "every place to cut at") for place in indices_or_sections], n]
     return [x[along(axis, x.ndim, slice(a, b))] for a, b in itertools.pairwise(cuts)]
 
 
 def _pieces(count: Any) -> int:
-    number: int = whole(count, "the number of pieces")
+    number: int = as_int(count, "the number of pieces")
     if number < 1:
         raise ArgumentError("at least one piece", str(number), "a list cuts at the places in it")
     return number
@@ -288,7 +288,7 @@ def tile(x: Array, reps: Any) -> Array:
     >>> print(tile(np.array([1, 2]), 2))
     [1 2 1 2]
     """
-    counts = list(as_shape(listed(reps), "reps"))
+    counts = list(as_shape(as_tuple(reps), "reps"))
     ndim = builtins.max(x.ndim, len(counts))
     counts = [1] * (ndim - len(counts)) + counts
     shape = (1,) * (ndim - x.ndim) + x.shape
@@ -309,7 +309,7 @@ def repeat(x: Array, repeats: Any, axis: int | None = None) -> Array:
     """
     if axis is None:
         x, axis = ravel(x), 0
-    counts = [whole(n, "every number of repeats") for n in listed(repeats)]
+    counts = [as_int(n, "every number of repeats") for n in as_tuple(repeats)]
     places = np.repeat(np.arange(x.shape[normal_axis(axis, x.ndim)]), counts)
     return x[along(axis, x.ndim, places)]
 
@@ -325,7 +325,7 @@ def roll(x: Array, shift: Any, axis: Axes = None) -> Array:
     """
     if axis is None:
         return reshape(roll(ravel(x), shift, 0), x.shape)
-    shifts, axes = np.broadcast_arrays([whole(n, "every shift") for n in listed(shift)], listed(axis))
+    shifts, axes = np.broadcast_arrays([as_int(n, "every shift") for n in as_tuple(shift)], as_tuple(axis))
     for by, a in zip(shifts.tolist(), axes.tolist(), strict=True):
         n = x.shape[normal_axis(a, x.ndim)]
         cut = n - by % n if n else 0
@@ -359,7 +359,7 @@ def pad(x: Array, pad_width: Any, mode: str = "constant", constant_values: float
     >>> print(pad(np.array([1, 2]), 1))
     [0 1 2 0]
     """
-    widths = [[whole(n, "every width") for n in pair] for pair in np.broadcast_to(pad_width, (x.ndim, 2)).tolist()]
+    widths = [[as_int(n, "every width") for n in pair] for pair in np.broadcast_to(pad_width, (x.ndim, 2)).tolist()]
     if x.ndim == 0:
         return reshape(x, ())
     if mode == "constant":

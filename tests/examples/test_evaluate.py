@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import train_lm
 from generate import load_model
-from training_checkpoint import open_checkpoint
+from training.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.cpu_only("programs that are given --device cpu")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import g2p
-import lexicon
 import numpy as np
 import pytest
-from training_checkpoint import averaged, open_checkpoint
-from training_flags import with_defaults
-from training_run import Run
+from text import lexicon
+from training.checkpoint import averaged, open_checkpoint
+from training.flags import with_defaults
+from training.run import Run
 
 import minigrad as mg
 

@@ -3,12 +3,12 @@
 import json
 from functools import cache
 
-import lexicon
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lexicon import BEGIN, END, PAD, PARTS, Buckets, Errors, Lexicon
+from text import lexicon
+from text.lexicon import BEGIN, END, PAD, PARTS, Buckets, Errors, Lexicon
 
 ENTRIES = [
     "read R EH1 D",

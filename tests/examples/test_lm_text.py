@@ -4,10 +4,10 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-import lm_text
 import numpy as np
 import pytest
-from training_flags import FlagErrors
+from text import lm_text
+from training.flags import FlagErrors
 
 from minigrad.errors import MiniGradError
 

@@ -5,8 +5,8 @@ import importlib.util
 import runpy
 from types import SimpleNamespace
 
-import lm_text
 import pytest
+from text import lm_text
 
 made = SimpleNamespace(**runpy.run_path(str(lm_text.SHAKESPEARE.with_name("make_shakespeare.py"))))
 

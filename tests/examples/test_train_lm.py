@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import generate
-import lm_text
 import numpy as np
 import pytest
 import train_lm
-import training_loop
-import training_memory
-from training_checkpoint import open_checkpoint, steps_in
-from training_flags import FlagErrors, parse
+from text import lm_text
+from training import loop as training_loop
+from training import memory as training_memory
+from training.checkpoint import open_checkpoint, steps_in
+from training.flags import FlagErrors, parse
 
 import minigrad as mg
 import nn

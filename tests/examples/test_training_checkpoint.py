@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import training_checkpoint as tc
+from training import checkpoint as tc
 
 from minigrad.errors import MiniGradError
 
@@ -84,7 +84,7 @@ def test_an_error_while_writing_leaves_the_old_ones(tmp_path: Path) -> None:
 KILLED = """
 import json, os, shutil, signal, sys
 import numpy as np
-import training_checkpoint as tc
+from training import checkpoint as tc
 from pathlib import Path
 
 def saves(out, last):

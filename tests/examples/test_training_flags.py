@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-import training_flags as tf
+from training import flags as tf
 
 
 @dataclass(kw_only=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import training_run
-from training_checkpoint import open_checkpoint, steps_in
-from training_console import StopSignals, Throughput, parameter_table, run_program, size
-from training_flags import RunFlags, flag, whole
-from training_run import Run, open_run
+from training import run as training_run
+from training.checkpoint import open_checkpoint, steps_in
+from training.console import StopSignals, Throughput, parameter_table, run_program, size
+from training.flags import RunFlags, flag, whole
+from training.run import Run, open_run
 
 from minigrad.errors import ArgumentError
 

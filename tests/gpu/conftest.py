@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from simulated import device, kernels
+from support.simulated import device, kernels
 
 import minigrad as mg
 from minigrad.backend import load_cupy

@@ -19,16 +19,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np
-from simulated import device, kernels
-
-import optim
-from gpu import nvidia_compiler as nvidia
 from gpu.test_compiled import SOURCES, TARGETS, variants
 from gpu.test_kernels import CASES, DTYPES, derived, made, moved
 from gpu.test_optim_on_gpu import trained
+from support import nvidia_compiler as nvidia
+from support.simulated import device, kernels
+
+import optim
 from minigrad.backend import as_dtype
-from minigrad.kernels import gpu
 from minigrad.kernels.attention import attention
+from minigrad.kernels.cuda import launching as gpu
 
 
 def executed() -> dict[str, dict[str, list[float]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import cublas
+from support.simulated import cublas
 
 import minigrad as mg
 from minigrad.backend import as_dtype, to_numpy

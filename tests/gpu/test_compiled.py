@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import nvidia_compiler as nvidia
 
-import minigrad.kernels.gpu as kernels
 import optim
-from gpu import nvidia_compiler as nvidia
 from minigrad.backend import as_dtype
+from minigrad.kernels.cuda import launching as kernels
 
 SOURCES = sorted([*kernels.HERE.glob("*.cu"), *Path(optim.__file__).parent.glob("*.cu")])
 TARGETS = ["80", "90"]

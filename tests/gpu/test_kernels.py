@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from simulated import kernels
+from support.simulated import kernels
 
 import minigrad as mg
 from minigrad.backend import accumulator, as_dtype

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_registry import CASES, Case, check_close, listed, opened, over, upstream
+from ops.test_registry import CASES, Case, check_close, listed, opened, over, upstream
 
 import minigrad as mg
 from minigrad.backend import as_dtype

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import cublas, device
+from support.simulated import cublas, device
 
 import minigrad as mg
 from minigrad.errors import DeviceError, OutOfMemoryError

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import train_lm
-import training_loop
-from training_checkpoint import open_checkpoint
-from training_run import read_metrics
+from training import loop as training_loop
+from training.checkpoint import open_checkpoint
+from training.run import read_metrics
 
 import minigrad as mg
 import nn

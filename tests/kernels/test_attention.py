@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.kernel_checks import (
+from support.kernel_checks import (
     DTYPES,
     check_threads,
     derived,

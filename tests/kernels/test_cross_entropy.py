@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, error, many_rows, of_the_threads, random
+from support.kernel_checks import check, check_threads, derived, error, many_rows, of_the_threads, random
 
 import minigrad as mg
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError

@@ -3,7 +3,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.kernel_checks import check, derived, random
+from support.kernel_checks import check, derived, random
 
 from minigrad.errors import DTypeError, IndexRangeError, ShapeError
 from minigrad.kernels.embedding import embedding

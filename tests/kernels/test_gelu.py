@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, of_the_threads, random
+from support.kernel_checks import check, check_threads, derived, of_the_threads, random
 
 from minigrad.errors import ArgumentError
 from minigrad.kernels.gelu import gelu

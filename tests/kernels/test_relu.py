@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
+from support.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
 
 from minigrad.kernels.relu import relu
 

@@ -3,7 +3,7 @@ import weakref
 
 import numpy as np
 import pytest
-from kernels.kernel_checks import DTYPES, check_threads, derived, error, of_the_threads, random, rng
+from support.kernel_checks import DTYPES, check_threads, derived, error, of_the_threads, random, rng
 
 import minigrad as mg
 from minigrad.errors import ArgumentError, DTypeError, ShapeError

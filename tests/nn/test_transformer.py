@@ -12,7 +12,7 @@ import torch.nn.functional as TF
 import minigrad as mg
 import nn
 import optim
-from minigrad import core
+from minigrad.engine import core
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 
 SIZES = {"vocab_size": 11, "context_length": 9, "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 24}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import minigrad as mg
 import optim
-from minigrad import parallel
 from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, DTypeError, NonFiniteError
+from minigrad.machine import parallel
 
 
 def with_gradients(*gradients, dtype="float64"):

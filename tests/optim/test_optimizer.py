@@ -9,9 +9,9 @@ import pytest
 
 import minigrad as mg
 import optim
-from minigrad import parallel
 from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, DTypeError, GraphError, MiniGradError, ShapeError, StateError
+from minigrad.machine import parallel
 
 ALL = [
     (optim.SGD, {"lr": 0.1}),

@@ -1,0 +1,1 @@
+"""Texts and vocabularies: corpora, tokenizers, the lexicon of pronunciations."""

@@ -1,0 +1,184 @@
+"""What a trainer shows and how it ends: tables, throughput, signals, and one clear line for every foreseeable error."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+from minigrad.errors import (
+    ArgumentError,
+    DeviceError,
+    FileFormatError,
+    IndexRangeError,
+    MiniGradError,
+    NonFiniteError,
+    OutOfMemoryError,
+    StateError,
+)
+from training.flags import FlagErrors
+
+#: Errors that come from what the user gave, or from the machine; every other one is a bug and keeps its traceback.
+FORESEEN = (ArgumentError, DeviceError, FileFormatError, IndexRangeError, NonFiniteError, OutOfMemoryError, StateError)
+
+
+# ---- ending ----------------------------------------------------------------------------------------------------------
+
+
+def run_program(program: str, body: Callable[[], int]) -> int:
+    """Run ``body`` and return its exit status; foreseeable errors become one line each on standard error.
+
+    Status 2: a flag, a file or a device that can't be used. 1: it failed under way. 130: ended by Ctrl-C.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a sample may hold characters that the terminal lacks
+    try:
+        return body()
+    except SystemExit as leaving:  # --help
+        return int(leaving.code or 0)
+    except KeyboardInterrupt as interrupt:  # whoever had saved something raised it anew and says what
+        return _complain(
+            program, f"interrupted, {interrupt}" if interrupt.args else "interrupted, nothing was saved", 130
+        )
+    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # 128 + SIGPIPE
+    except FlagErrors as error:
+        return max(_complain(program, problem, 2) for problem in error.problems)
+    except FORESEEN as error:
+        return _complain(program, one_line(error), 1 if isinstance(error, (NonFiniteError, OutOfMemoryError)) else 2)
+    except MemoryError as error:
+        return _complain(program, f"out of memory: {error}. Hint: a smaller --batch-size or a smaller model", 1)
+    except OSError as error:
+        return _complain(program, f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+
+
+def _complain(program: str, text: str, status: int) -> int:
+    print(f"{program}: {text}", file=sys.stderr)
+    return status
+
+
+def warn(text: str) -> None:
+    """Print a line on standard error that calls for attention."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def one_line(error: MiniGradError) -> str:
+    """The error in one sentence.
+
+    >>> one_line(ArgumentError("a text", "an empty file"))
+    'expected a text, got an empty file'
+    """
+    text = f"expected {error.expected}, got {error.got}" + (f". Hint: {error.hint}" if error.hint else "")
+    return " ".join(text.split())
+
+
+class StopSignals:
+    """Turns the first Ctrl-C or SIGTERM into a request to stop at the next good moment; another Ctrl-C ends at once.
+
+    The first one is answered by a line on standard error, since the good moment may be a long update away.
+
+    ``received`` is the signal, or None. Use it as a context manager; only the main thread can take signals.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.received:
+            self.received = signal.Signals(number)
+            answer = f"\n{self.received.name}: this update is finished and saved first; Ctrl-C (again) stops at once\n"
+            os.write(2, answer.encode())  # print may not be called while a print is under way
+
+    @property
+    def exit_status(self) -> int:
+        """128 + the signal's number, as shells have it; 0 without a signal."""
+        return 128 + self.received if self.received else 0
+
+
+# ---- showing ---------------------------------------------------------------------------------------------------------
+
+
+class Throughput:
+    """Tokens over the time that their updates took; evaluations and checkpoints don't count.
+
+    The first update of a program, which fills caches and compiles kernels, is left out.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._started = 0.0
+        self._warm = False
+        self._seconds, self._tokens, self._updates = 0.0, 0, 0
+
+    def start(self) -> None:
+        """An update begins."""
+        self._started = self._clock()
+
+    def stop(self, tokens: int) -> None:
+        """The update is done; it read ``tokens`` tokens, all micro-batches together."""
+        if self._warm:
+            self._seconds += self._clock() - self._started
+            self._tokens += tokens
+            self._updates += 1
+        self._warm = True
+
+    def take(self) -> tuple[float | None, float | None]:
+        """Milliseconds an update and tokens a second since the last call; None where no update was counted."""
+        seconds, tokens, updates = self._seconds, self._tokens, self._updates
+        self._seconds, self._tokens, self._updates = 0.0, 0, 0
+        if not updates or seconds <= 0:
+            return None, None
+        return 1000 * seconds / updates, tokens / seconds
+
+
+def size(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> size(3 * 2**20)
+    '3.0 MiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def parameter_table(parameters: Iterable[tuple[str, Any]]) -> str:
+    """The parameters by name with shape, count and memory; those of numbered layers share a line, ``layers.*.…``."""
+    rows: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for name, parameter in parameters:
+        key = re.sub(r"\.\d+\.", ".*.", name), tuple(parameter.shape)
+        row = rows.setdefault(key, [0, 0, 0])
+        for column, value in enumerate((1, parameter.size, parameter.size * parameter.dtype.itemsize)):
+            row[column] += value
+    lines = [("parameter", "shape", "count", "memory")]
+    for (name, shape), (copies, count, memory) in rows.items():
+        lines.append((name, f"{copies} × {shape}" if copies > 1 else str(shape), f"{count:,}", size(memory)))
+    total = [sum(row[column] for row in rows.values()) for column in (1, 2)]
+    lines.append(("total", "", f"{total[0]:,}", size(total[1])))
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    return "\n".join(
+        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip() for a, b, c, d in lines
+    )

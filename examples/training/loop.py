@@ -1,0 +1,190 @@
+"""The training loop, whatever is trained: what one update does, and what happens between updates.
+
+A program describes its task by a model, batches, a loss, and what to evaluate and to show; ``prepare`` and ``train`` do
+the rest, with the flags of ``TrainingFlags``. Reading order: ``train``, ``update``, ``backward``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+import minigrad as mg
+import optim
+from minigrad.backend import array_module
+from minigrad.errors import NonFiniteError
+from training.console import parameter_table
+from training.flags import TrainingFlags
+from training.run import Run
+
+MicroBatch = tuple[Any, ...]  # what the model reads, and last the labels
+
+
+class Batches(Protocol):
+    """Micro-batches without end, and where they are."""
+
+    def draw(self) -> MicroBatch: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Task:
+    """What is trained."""
+
+    model: Any
+    batches: Batches
+    loss: Callable[..., Any]  # of a micro-batch, the mean over its labels
+    count: Callable[..., int]  # the labels of a micro-batch that are counted
+    evaluate: Callable[[], tuple[float, dict[str, float]] | None]  # validation loss and more; None: a signal came
+    sample: Callable[[int], str]  # what the model can do at this step, to look at
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+
+def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, optim.GradScaler]:
+    """Optimizer and loss scale, and with them all that the run had where it left off; says what is about to happen.
+
+    Only float16 needs a loss scale: its gradients would vanish below 6e-8, and overflow above 65504.
+    """
+    groups = optim.decay_groups(task.model.named_parameters(), config.weight_decay)
+    optimizer = optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
+    scaler = optim.GradScaler(enabled=config.dtype == "float16")
+    parts = {"model": task.model, "optimizer": optimizer, "batches": task.batches}
+    if scaler.enabled:
+        parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
+    run.attach(**parts)
+    print(parameter_table(task.model.named_parameters()))
+    print(f"{config.dtype} on {config.device}, {run.origin}", flush=True)
+    return optimizer, scaler
+
+
+def loss_scale(scaler: optim.GradScaler) -> dict[str, int]:
+    """What the log says of the loss scale and of the updates that were left out; an error where no scale helps."""
+    scale = scaler.get_scale()
+    if scale < 1:
+        got = f"overflow, whatever the loss scale, in {scaler.skipped} updates that were left out"
+        raise NonFiniteError("gradients that float16 can hold", got, "a lower --learning-rate, or --dtype bfloat16")
+    return {"skipped": scaler.skipped, "loss_scale": int(scale)}
+
+
+def train(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, scaler: optim.GradScaler) -> int:
+    """Update, evaluate, report, save and sample until the last update or a signal; returns the exit status."""
+    watch = mg.detect_anomaly() if config.detect_anomaly else np.errstate(all="ignore")  # update() looks itself
+    with run.writing(), watch:
+        while True:
+            if run.evaluation_due and (found := task.evaluate()):
+                run.evaluated(*found)
+            run.report()
+            if run.checkpoint_due:
+                run.save()
+            if run.sample_due:
+                run.print(f"---- sample at step {run.step}\n{task.sample(run.step)}\n----")
+            if run.finished:
+                return run.conclude()
+            update(config, run, task, optimizer, scaler)
+
+
+def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, scaler: optim.GradScaler) -> None:
+    """One step of the optimizer on the gradient of all micro-batches together.
+
+    What is not finite moves nothing. In float16 that is no error: the loss scale is lowered, and the next step may fit.
+    """
+    run.begin_update()
+    micro_batches = [task.batches.draw() for _ in range(config.gradient_accumulation_steps)]
+    counts = [task.count(*micro_batch) for micro_batch in micro_batches]
+    loss = backward(task.loss, micro_batches, counts, config.dtype, scaler)
+    scaler.unscale_(optimizer)
+    norm = optim.clip_grad_norm(task.model.parameters(), config.grad_clip or math.inf)
+    good = np.isfinite(loss) & np.isfinite(norm)
+    fine = good | scaler.enabled
+    if config.device == "cpu" and not fine:  # a GPU leaves the step out, and is asked at the next line of the log
+        what = "gradient norm" if np.isfinite(loss) else "loss"
+        raise non_finite(what, task.model, lambda: [task.model(*inputs) for *inputs, _ in micro_batches])
+    rate = learning_rate(config, run.step)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    scaler.step(optimizer, where=good)
+    scaler.update()
+    optimizer.zero_grad()
+    run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=sum(counts), good=fine)
+
+
+def learning_rate(config: TrainingFlags, step: int) -> float:
+    """The rate of an update, the first being number 1."""
+    total = config.lr_decay_iters or config.max_iters
+    return optim.cosine_schedule(step, config.learning_rate, config.min_lr or 0.0, config.warmup_iters, total)
+
+
+# ---- the gradient, and what to say when it is not finite -------------------------------------------------------------
+
+
+def backward(
+    loss_of: Callable[..., Any],
+    micro_batches: Sequence[MicroBatch],
+    counts: Sequence[int],
+    dtype: str,
+    scaler: optim.GradScaler,
+) -> Any:
+    """The loss over all counted tokens of the micro-batches, with its gradient added to that of the parameters.
+
+    It is a number on the device of the parameters, which nobody waits for. Matrix products are made in ``dtype``, and
+    the gradient is that of the loss times the scaler's factor; the loss is returned without it.
+
+    ``loss_of(*micro_batch)`` is the mean over the tokens of one micro-batch; ``counts`` says how many these are. With
+    n_i tokens in micro-batch i, loss = Σ n_i loss_i / Σ n_i: the same as one batch of them all, whatever their lengths.
+    """
+    total = sum(counts) or 1
+    result: Any = 0.0
+    for micro_batch, count in zip(micro_batches, counts, strict=True):
+        with mg.autocast(dtype):
+            loss = loss_of(*micro_batch) * (count / total)
+        scaler.scale(loss).backward()
+        result = result + loss.data
+    return result
+
+
+def non_finite(what: str, model: Any, forward: Callable[[], Any]) -> NonFiniteError:
+    """The error for a loss or a gradient (``what``) that is not finite; it names the first tensor at fault.
+
+    First in the order of the computation: the weights, the modules' outputs when ``forward`` runs once more, and the
+    gradients, from the last parameter to the first.
+    """
+    parameters = list(model.named_parameters())
+    culprit = (
+        _first((f"weight {name}", parameter.data) for name, parameter in parameters)
+        or _first((f"output of {name}", out.data) for name, out in _outputs(model, forward))
+        or _first((f"gradient of {name}", p.grad) for name, p in reversed(parameters) if p.grad is not None)
+        or "no output of a module"
+    )
+    hint = "a lower --learning-rate, or --detect-anomaly, which names the operation"
+    return NonFiniteError(f"a finite {what}", f"NaN or infinity, first in {culprit}", hint)
+
+
+def _first(arrays: Iterable[tuple[str, Any]]) -> str:
+    for name, array in arrays:
+        if not bool(array_module(array).isfinite(array).all()):
+            return name
+    return ""
+
+
+def _outputs(model: Any, forward: Callable[[], Any]) -> list[tuple[str, Any]]:
+    """The output of each module, by name, in the order in which ``forward`` computes them."""
+    outputs: list[tuple[str, Any]] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: outputs.append((name, output))
+
+    handles = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name]
+    try:
+        with mg.no_grad(), np.errstate(all="ignore"):
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs

@@ -1,0 +1,293 @@
+"""The backward pass: nodes by descending creation number, no recursion, each node freed as soon as it was used.
+
+``backward`` adds gradients to the leaves, ``grad`` returns them; both are one :class:`Pass`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import array_module, array_of, is_array, is_half
+from minigrad.engine import core
+from minigrad.engine.core import Node, Primitive
+from minigrad.engine.recording import enable_grad, in_precision, no_grad, scaled_gradients
+from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
+from minigrad.messages.arguments import as_operand
+from minigrad.messages.explain import describe, explained
+
+
+def unbroadcast(g: Any, shape: tuple[int, ...]) -> Any:
+    """Sum ``g`` over the axes along which an argument of ``shape`` was repeated; half precision sums in float32."""
+    lead = g.ndim - len(shape)
+    axes = (*range(lead), *(i + lead for i, n in enumerate(shape) if n == 1 and g.shape[i + lead] != 1))
+    if not isinstance(g, core.Tensor) and is_half(g.dtype):
+        return g.sum(axis=axes, dtype=np.float32).astype(g.dtype).reshape(shape)
+    return g.sum(axis=axes).reshape(shape)
+
+
+class Pass:
+    """One backward pass: gradients wait in ``pending`` until every consumer of their node has delivered.
+
+    A node's consumers have higher creation numbers, so taking nodes from a heap by descending number meets each node
+    after all of its consumers: a topological order without recursion or a search. The first gradient is *borrowed* (it
+    may be a view, or shared with another node) and never written to; the sum with a second is *owned*, and later ones
+    are added to it in place. Leaves receive theirs at the end, when nothing can fail any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        create_graph: bool = False,
+        retain_graph: bool = False,
+        targets: set[Any] | None = None,
+        through: bool = True,
+    ) -> None:
+        self.create_graph = create_graph  # whether the pass is itself recorded
+        self.retain_graph = retain_graph  # whether nodes keep what their derivatives read
+        self.targets = targets  # edges whose gradients to find; None: all leaves, to whose ``.grad`` theirs is added
+        self.through = through  # whether to go on behind a target, to targets that it was made from
+        self.leading: set[Any] | None = None  # with targets: the nodes through which one can be reached
+        self.useful: set[Any] | None = None  # those and the targets
+        self.pending: dict[Any, Any] = {}
+        self.owned: set[Any] = set()
+        self.heap: list[tuple[int, Node]] = []
+        self.found: dict[Any, Any] = {}
+        self.blocks = ExitStack()  # settings from a node on until the end of the pass
+
+    def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
+        """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
+        with self.blocks:
+            self._run(roots)
+
+    def _run(self, roots: Sequence[tuple[Any, Any]]) -> None:
+        if self.targets is not None:
+            self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.through)
+            self.useful = self.leading | self.targets
+        for edge, g in roots:
+            self.accumulate(edge, g)
+        while self.heap:
+            node = heapq.heappop(self.heap)[1]
+            g = self.pending.pop(node)
+            self.owned.discard(node)
+            if node.hooks:
+                g = _hooked(node.hooks, g)
+            if self.targets is not None and node in self.targets:
+                self.found[node] = g
+            if self.leading is None or node in self.leading:
+                self.visit(node, g)
+        leaves = {leaf: _hooked(leaf._hooks, g) if leaf._hooks else g for leaf, g in self.pending.items()}
+        if self.targets is not None:
+            self.found |= leaves
+        else:  # nothing fails from here on: a pass that broke off has changed no leaf
+            # The price: where ``.grad`` is there already, a second set of gradients is beside it until here. To add
+            # each as soon as it is complete would spare that, but a later error couldn't take it away again exactly.
+            for leaf, g in leaves.items():
+                _add_to_leaf(leaf, g, fresh=leaf in self.owned and not leaf._hooks)
+
+    def visit(self, node: Node, g: Any) -> None:
+        """Run the rules of ``node`` and hand each result to the parent that it belongs to."""
+        node.check()
+        if node.primitive.scales_losses:
+            self.blocks.enter_context(scaled_gradients())
+        started = time.perf_counter() if core.observers else 0.0
+        if type(g) is tuple:
+            g = _filled(g, node)
+        gradients = node.primitive.run_rules(node, g, self.create_graph)
+        residuals, parents = node.residuals, node.parents
+        if core.observers:
+            core.notify("backward", node, g, gradients, started)
+        if not self.retain_graph:
+            node.release()
+        for k, edge in enumerate(parents):
+            gradient = gradients[k]
+            if gradient is None or not (self.useful is None or edge in self.useful):
+                continue
+            if type(gradient) is not tuple:
+                gradient = self.match_shape(node.primitive, edge, gradient)
+            first = edge not in self.pending
+            self.accumulate(edge, gradient)
+            if first and not isinstance(edge, Node) and _is_fresh(gradient, g, residuals, gradients[:k]):
+                self.owned.add(edge)
+
+    def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
+        """``g`` with the shape and dtype of what it is the gradient of: broadcasting undone, anything else refused."""
+        shape, dtype = edge.shape, edge.dtype
+        if self.create_graph and not isinstance(g, core.Tensor):
+            g = core.Tensor._wrap(g)
+        if g.shape != shape:
+            if not made_by.elementwise:
+                got, hint = f"{g.shape} from a rule of {made_by.name!r}", "a rule returns the shape of its argument"
+                raise GraphError(f"a gradient of shape {shape}", got, hint)
+            g = unbroadcast(g, shape)
+        return g if g.dtype == dtype else g.astype(dtype)
+
+    def accumulate(self, edge: Any, g: Any) -> None:
+        """Add ``g`` to what waits at ``edge``."""
+        before = self.pending.get(edge)
+        if before is None:
+            self.pending[edge] = g
+            if isinstance(edge, Node):
+                heapq.heappush(self.heap, (-edge.number, edge))
+        elif type(g) is tuple:
+            self.pending[edge] = tuple(_sum(a, b) for a, b in zip(before, g, strict=True))
+        elif edge in self.owned:
+            before += g
+        else:
+            self.pending[edge] = before + g
+            if not self.create_graph and g.shape != ():  # a sum of shape () is a NumPy number, which has no place
+                self.owned.add(edge)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """The sum of two gradients, either of which may be None."""
+    return b if a is None else a if b is None else a + b
+
+
+def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:
+    """Whether nothing else can hold ``g``: it is no view, not the incoming gradient, no residual, no other gradient."""
+    others = (incoming, *(residuals or ()), *earlier)
+    return is_array(g) and g.base is None and all(g is not other for other in others)
+
+
+def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
+    """The gradients of several results, with zeros for those that nothing depends on."""
+    xp = array_module(*[array_of(part) for part in g])
+    facts = zip(g, node.shape, node.dtype, strict=True)
+    return tuple(xp.zeros(shape, dtype) if part is None else part for part, shape, dtype in facts)
+
+
+def _hooked(hooks: Sequence[Callable[[Any], Any]], g: Any) -> Any:
+    for hook in tuple(hooks):
+        changed = hook(g)
+        if changed is None:
+            continue
+        changed = changed if isinstance(changed, core.Tensor) else as_operand(changed, "the result of a hook")
+        changed = changed if hasattr(changed, "shape") else array_module(g).asarray(changed)
+        if changed.shape != g.shape:
+            hint = "return None to leave the gradient as it is"
+            raise ShapeError(f"a gradient of shape {g.shape} from a hook", f"shape {changed.shape}", hint)
+        g = changed if changed.dtype == g.dtype else changed.astype(g.dtype)
+    return g
+
+
+def _add_to_leaf(leaf: Any, g: Any, fresh: bool) -> None:
+    """Add to ``leaf.grad``, which belongs to the leaf alone: a borrowed array is copied before it is kept."""
+    if leaf._grad is None:
+        leaf._grad = g if fresh else array_module(g).array(g)
+    elif leaf._grad.shape == ():
+        leaf._grad = array_module(g).asarray(leaf._grad + g)  # NumPy adds two arrays of shape () to a number
+    else:
+        leaf._grad += g
+
+
+def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node]:
+    """All nodes that ``roots`` were made from, themselves included, up to those where ``stop`` holds."""
+    found: set[Node] = set()
+    stack = [root for root in roots if isinstance(root, Node)]
+    while stack:
+        node = stack.pop()
+        if node not in found and not stop(node):
+            found.add(node)
+            stack += [edge for edge in node.parents or () if isinstance(edge, Node)]
+    return found
+
+
+def _leading_to(targets: set[Any], roots: Sequence[Any], through: bool) -> set[Any]:
+    """The nodes from which one of ``targets`` can be reached, so that the pass need not visit the others."""
+    reachable = nodes_behind(roots, lambda node: not through and node in targets)
+    useful: set[Any] = set()
+    for node in sorted(reachable, key=lambda n: n.number):
+        if node.parents is None or any(edge in targets or edge in useful for edge in node.parents):
+            useful.add(node)
+    return useful
+
+
+def _seed(out: Any, gradient: Any) -> Any:
+    """The gradient from which a pass starts at ``out``: the one given, checked, or 1 for a single number."""
+    if not isinstance(out, core.Tensor):
+        raise DTypeError("a Tensor to differentiate", describe(out), "compute it with minigrad from Tensors")
+    if not out._requires_grad:
+        hint = "set requires_grad=True on a leaf, and compute outside of no_grad()"
+        raise GraphError("a result of tensors with requires_grad=True", f"{out._brief()}, recorded nowhere", hint)
+    if gradient is None:
+        if out.size != 1:
+            hint = "call .sum() or .mean() first, or pass the gradient of the result"
+            raise ShapeError("a scalar, from which a gradient can start", f"shape {out.shape}", hint)
+        return array_module(out._data).ones(out.shape, out.dtype)
+    if not isinstance(gradient, core.Tensor):
+        gradient = as_operand(gradient, "the gradient of a result")
+    if np.shape(gradient) != out.shape:
+        hint = "one number for each element of the result"
+        raise ShapeError(f"a gradient of shape {out.shape}", f"shape {np.shape(gradient)}", hint)
+    if isinstance(gradient, core.Tensor):
+        return gradient if gradient.dtype == out.dtype else gradient.astype(out.dtype)
+    return array_module(out._data).asarray(gradient, dtype=out.dtype)
+
+
+def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
+    """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
+    seed = array_of(_seed(out, gradient))
+    with no_grad(), in_precision(None):
+        Pass(retain_graph=retain_graph).run([(out.node or out, seed)])
+
+
+@explained
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Any, ...]:
+    """Gradients of ``outputs`` with respect to ``inputs``, as a tuple of Tensors; no leaf's ``.grad`` changes.
+
+    inputs may be leaves or results. With ``create_graph`` the gradients are recorded and can be differentiated again.
+    grad_outputs are the gradients of non-scalar outputs. An input that no output depends on is an error, or None under
+    ``allow_unused``.
+
+    >>> import minigrad as mg
+    >>> x = mg.Tensor(3.0, requires_grad=True)
+    >>> (dx,) = mg.grad(x**3, x, create_graph=True)
+    >>> (ddx,) = mg.grad(dx, x)
+    >>> print(dx.item(), ddx.item())
+    27.0 18.0
+    """
+    outputs, inputs = _listed(outputs), _listed(inputs)
+    given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
+    if len(given) != len(outputs):
+        raise ArgumentError(
+            f"{len(outputs)} grad_outputs, one for each output", str(len(given)), "put them into a list"
+        )
+    for i, tensor in enumerate(inputs):
+        if not (isinstance(tensor, core.Tensor) and tensor._requires_grad):
+            got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
+            raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
+    seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
+    edges = [tensor.node or tensor for tensor in inputs]
+    retain_graph = create_graph if retain_graph is None else retain_graph
+    work = Pass(create_graph=create_graph, retain_graph=retain_graph, targets=set(edges))
+    roots = [(out.node or out, s if create_graph else array_of(s)) for out, s in zip(outputs, seeds, strict=True)]
+    with enable_grad() if create_graph else no_grad(), in_precision(None):
+        work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])
+    missing = [i for i, edge in enumerate(edges) if edge not in work.found]
+    if missing and not allow_unused:
+        hint = "allow_unused=True gives None for it"
+        raise GraphError("outputs that depend on every input", f"no path to input {missing[0]}", hint)
+    return tuple(None if edge not in work.found else _as_result(work.found[edge]) for edge in edges)
+
+
+def _listed(value: Any) -> list[Any]:
+    """Several tensors as a list, also a single one."""
+    single = isinstance(value, core.Tensor | str) or is_array(value) or not isinstance(value, Iterable)
+    return [value] if single else list(value)
+
+
+def _as_result(g: Any) -> Any:
+    return g if isinstance(g, core.Tensor) else core.Tensor._wrap(array_module(g).array(g))

@@ -1,0 +1,121 @@
+"""The registry: every operation by name, with what the generated tests and the texts of errors have to know of it.
+
+An :class:`Operation` is a function on arrays or Tensors. There are two kinds: a :class:`Composite` calls other
+operations, and a ``Primitive`` (in ``core.py``, built on this file) knows its derivatives itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from minigrad.backend import is_array, to_gpu_of_any
+from minigrad.errors import ArgumentError, MiniGradError
+from minigrad.messages.arguments import CHECKS
+from minigrad.messages.explain import FOREIGN, in_our_terms, is_clear
+
+P = ParamSpec("P")
+Made = TypeVar("Made", bound="Operation[Any]")
+
+REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call for the generated tests: shapes become random arrays, lists of shapes lists of them, the rest is as is."""
+
+    arrays: tuple[Any, ...]
+    params: dict[str, Any]
+
+
+def sample(*arrays: Any, **params: Any) -> Sample:
+    """A call of a primitive on arrays of these shapes, for the tests: ``sample((2, 3), axis=1)``."""
+    return Sample(arrays, params)
+
+
+class Operation(Generic[P]):
+    """A public function on arrays or Tensors, with what the generated tests need to know of it.
+
+    torch, numpy  the twin in that library: a name or a function; None: the one of the same name, False: there is none
+    samples       calls to try; elementwise operations get theirs from ``domain``
+    domain        the interval of random inputs; ``kinks`` are points of it to keep away from
+    part_of       the public operation that this one is a part of, which texts for the user then name
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, Any],
+        *,
+        torch: Any = None,
+        numpy: Any = None,
+        samples: Sequence[Sample] = (),
+        domain: tuple[float, float] = (-2.0, 2.0),
+        kinks: Sequence[float] = (),
+        part_of: str | None = None,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function: Callable[..., Any] = function
+        self.name: str = function.__name__
+        self.label = part_of or self.name
+        self.parameters = inspect.signature(function).parameters
+        self.checks = {
+            name: CHECKS[str(p.annotation)] for name, p in self.parameters.items() if str(p.annotation) in CHECKS
+        }
+        self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} {self.name}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.function(*args, **kwargs)
+
+    def checked(self, value: Any, name: str, others: Iterable[Any] = ()) -> Any:
+        """An argument in the form that the function takes, a list beside the ``others``, or an error that names it."""
+        check = self.checks.get(name)
+        if check is None:
+            return value
+        found = check(value, f"{name!r} of {self.label}")
+        return to_gpu_of_any(found, others) if isinstance(value, list | tuple | range) and is_array(found) else found
+
+
+class Composite(Operation[P]):
+    """A function written in terms of primitives; it needs no rule and is registered to be tested like one."""
+
+    def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
+        super().__init__(function, **facts)
+        self.places = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
+        listed = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.values())
+        self.places += self.places[-1:] * (64 if listed else 0)  # names of the arguments in order
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        others = (*args, *kwargs.values())
+        try:
+            values = [self.checked(value, name, others) for name, value in zip(self.places, args, strict=False)]
+            named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
+            return self.function(*values, *args[len(values) :], **named)
+        except (*FOREIGN, MiniGradError) as error:
+            if is_clear(self, error):
+                raise
+            raise in_our_terms(self, args, kwargs, error) from None
+
+
+def register(made: Made) -> Made:
+    """Enter an operation into the REGISTRY, under its name; only the same function, defined again, may replace one."""
+    before = REGISTRY.get(made.name)
+    if before is not None and _origin(before) != _origin(made):
+        got = f"a second {made.name!r}, the first from {before.function.__module__}"
+        raise ArgumentError("an operation with a new name", got, "rename it, or del minigrad.REGISTRY[name] first")
+    REGISTRY[made.name] = made
+    return made
+
+
+def _origin(operation: Operation[Any]) -> tuple[str, str]:
+    return operation.function.__module__, operation.function.__qualname__
+
+
+def composite(**facts: Any) -> Callable[[Callable[P, Any]], Composite[P]]:
+    """Register a function written in terms of primitives: ``@composite(samples=[...])``."""
+    return lambda function: register(Composite(function, **facts))

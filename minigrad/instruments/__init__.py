@@ -1,0 +1,1 @@
+"""What looks inside of a graph from outside of the engine: observers at work in a ``with`` block."""

@@ -1,0 +1,220 @@
+"""``detect_anomaly``: which operation made the first NaN or infinity, forward or backward, and where it was called."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minigrad.backend import array_module, array_of, is_array, is_floating, is_half
+from minigrad.engine.backward import unbroadcast
+from minigrad.engine.core import Node, Primitive
+from minigrad.engine.fused import Fused
+from minigrad.engine.recording import mode
+from minigrad.errors import NonFiniteError
+from minigrad.instruments.observe import (
+    Instrument,
+    Line,
+    argument_name,
+    arguments_by_name,
+    calling_lines,
+    frames,
+    node_of,
+    notes,
+)
+
+# ---- numbers that are not finite ------------------------------------------------------------------------------------
+
+
+class _Count(NamedTuple):
+    """How many NaN and infinities there are among so many numbers."""
+
+    nan: int = 0
+    infinite: int = 0
+    total: int = 0
+
+    def plus(self, other: _Count) -> _Count:
+        return _Count(*(a + b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def bad(self) -> int:
+        return self.nan + self.infinite
+
+    def is_fault(self, before: _Count) -> bool:
+        """Whether to stop here, at results like these of inputs like those: NaN always, infinities of finite ones."""
+        return self.nan > 0 or self.infinite > before.bad == 0
+
+    def as_input(self) -> str:
+        """What to say of inputs like these, none of them NaN."""
+        return "into which infinite numbers went" if self.bad else "into which finite numbers went"
+
+    def __str__(self) -> str:
+        kinds = ((self.nan, "NaN"), (self.infinite, "infinite"))
+        return " and ".join(f"{n} {kind}" for n, kind in kinds if n) + f" of {self.total} numbers"
+
+
+def _count(value: Any) -> _Count:
+    """The NaN and infinities in arrays, numbers, and nested sequences of them."""
+    value = array_of(value)
+    if isinstance(value, list | tuple):
+        return _sum(map(_count, value))
+    if is_array(value) or isinstance(value, np.generic):
+        if not is_floating(value.dtype):
+            return _Count()
+        xp = array_module(value)
+        if bool(xp.isfinite(value).all()):
+            return _Count(0, 0, value.size)
+        nan = int(xp.isnan(value).sum())
+        return _Count(nan, int((~xp.isfinite(value)).sum()) - nan, value.size)
+    if isinstance(value, float):
+        return _Count(int(math.isnan(value)), int(math.isinf(value)), 1)
+    return _Count()
+
+
+def _sum(counts: Iterable[_Count]) -> _Count:
+    result = _Count()
+    for count in counts:
+        result = result.plus(count)
+    return result
+
+
+class _Call(NamedTuple):
+    """A forward call, as far as it is needed to tell of it later."""
+
+    operation: str
+    arguments: tuple[tuple[Any, ...], ...]  # of an array: name, dtype, shape, own name; of a number: name, value
+    line: Line | None
+    layer: Line | None
+    inside: str  # the operation whose derivative this call is a part of, or ""
+
+    def __str__(self) -> str:
+        arguments = (f"{name}: {' '.join(map(str, facts)).rstrip()}" for name, *facts in self.arguments)
+        called = f"{self.operation}({', '.join(arguments)})"
+        if self.inside:
+            called += f" in the derivative of {self.inside}"
+        place = f", called at {self.line}" if self.line else ""
+        return called + place + (f" (through {self.layer})" if self.layer else "")
+
+
+def _facts(primitive: Any, arguments: Sequence[Any], node: Node | None) -> tuple[tuple[Any, ...], ...]:
+    """What a :class:`_Call` keeps of its arguments; of a leaf with a name that too."""
+    named = arguments_by_name(primitive, arguments).items()
+    edges = zip(node.plan.wrt, node.parents, strict=True) if node is not None else ()
+    names = {argument_name(primitive, i): repr(edge.name) for i, edge in edges if getattr(edge, "name", None)}
+    arrays = [(name, a.dtype, a.shape, names.get(name, "")) for name, a in named if is_array(a)]
+    return (*arrays, *((name, a) for name, a in named if isinstance(a, int | float | np.generic)))
+
+
+# ---- the instrument -------------------------------------------------------------------------------------------------
+
+_RUN_RULES = {Primitive.run_rules.__code__, Fused.run_rules.__code__}
+
+
+def _differentiated() -> str:
+    """The operation whose derivative is being computed by the code that runs now; "" outside of derivatives."""
+    name = ""
+    for frame in frames(sys._getframe(1)):
+        if frame.f_code in _RUN_RULES:
+            name = frame.f_locals["node"].primitive.label
+    return name
+
+
+class detect_anomaly(Instrument):
+    """Stop at the first operation that makes a NaN or an infinity, forward or backward, and say where it was called.
+
+    At fault is the first operation whose inputs, constants included, are all finite and whose result is not; in the
+    backward pass the first whose incoming gradient and residuals are finite and one of whose gradients is not. So the
+    -∞ of a mask is no fault, nor are infinities that come of it. A NaN always is: where it comes of infinities (∞ - ∞,
+    0 · ∞), and where it came in with a weight or with data; then it is that argument which is named. Behind a loss that
+    ``GradScaler`` scaled, gradients in half precision may overflow: that, and what comes of it, is left to it. The
+    NonFiniteError tells the operation, its shapes and dtypes, and the line of the forward call.
+
+    NumPy's warnings of overflow and invalid values are silent inside. Every number is looked at: expect each operation
+    on small arrays to take several times as long, on large ones one pass over memory more.
+
+    >>> import minigrad as mg
+    >>> x = mg.Tensor([0.0, 4.0], requires_grad=True)
+    >>> with mg.detect_anomaly():
+    ...     y = mg.where(x == 0, 0, x * mg.sqrt(x))
+    ...     try:
+    ...         y.sum().backward()
+    ...     except mg.errors.NonFiniteError as error:
+    ...         print(error.expected)
+    finite gradients of 'sqrt', into which finite numbers went
+    """
+
+    def __init__(self) -> None:
+        self._silent: list[Any] = []
+
+    def __enter__(self) -> detect_anomaly:
+        super().__enter__()
+        self._silent.append(np.errstate(all="ignore"))
+        self._silent[-1].__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._silent.pop().__exit__()
+        super().__exit__()
+
+    def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
+        """Judge a result, and leave on its node where the call came from."""
+        node, found = node_of(result), _count(out)
+        fault = found.bad and found.is_fault(_count(arguments))
+        if node is None and not fault:
+            return
+        inside = _differentiated()
+        call = _Call(primitive.label, _facts(primitive, arguments, node), *calling_lines(), inside)
+        if node is not None:
+            notes(node)["call"] = call
+        if fault and not inside:  # a derivative is judged by the gradients that come out of it
+            into = {f"argument {name!r}": value for name, value in arguments_by_name(primitive, arguments).items()}
+            hint = "look at the numbers that went in; clip or shift them, or compute in a stable form"
+            raise _error(f"a finite result of {primitive.label!r}", into, f"{found} in the result", str(call), hint)
+
+    def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
+        """Judge the gradients that a node sends to its parents, as they will arrive there."""
+        pairs = zip(gradients, node.parents, strict=True)
+        found = [_Count() if _is_left(edge) else _count(_fitted(gradient, edge)) for gradient, edge in pairs]
+        total = _sum(found)
+        if not total.bad or not total.is_fault(_count([g, *node.residuals])) or _differentiated():
+            return
+        if mode.scaled and _count(g).bad:  # it comes of an overflow
+            return
+        worst = next(k for k, count in enumerate(found) if count.bad)
+        call = (node.note or {}).get("call")
+        hint = "a branch that 'where' did not take has a derivative too: docs/kinks.md has the recipe"
+        if call is None:
+            call = f"{node.primitive.label}, result {node.dtype} {node.shape}"
+            hint = "put the forward pass into detect_anomaly() too, to see where it was called"
+        into = {"its incoming gradient": g}
+        into |= {f"{name!r}, which it kept": a for name, a in zip(node.plan.names, node.residuals, strict=False)}
+        where = f"{found[worst]} in the gradient of {argument_name(node.primitive, node.plan.wrt[worst])!r}"
+        raise _error(f"finite gradients of {node.primitive.label!r}", into, where, str(call), hint)
+
+
+def _error(expected: str, into: dict[str, Any], found: str, call: str, hint: str) -> NonFiniteError:
+    """The error for what was ``found`` in a result; where NaN came in already, it tells of that."""
+    for name, value in into.items():
+        count = _count(value)
+        if count.nan:
+            hint = "a weight or data that hold NaN: look at what made them; here they are only used"
+            return NonFiniteError(f"{expected}, into which no NaN should go", f"{count} in {name} of {call}", hint)
+    return NonFiniteError(f"{expected}, {_count(list(into.values())).as_input()}", f"{found} of {call}", hint)
+
+
+def _is_left(edge: Any) -> bool:
+    """Whether the gradient of ``edge`` may overflow, which is left to GradScaler."""
+    return mode.scaled and type(edge.dtype) is not tuple and is_half(edge.dtype)
+
+
+def _fitted(gradient: Any, edge: Any) -> Any:
+    """A rule's gradient as it will arrive at ``edge``: broadcasting undone and cast, which can overflow too."""
+    gradient = array_of(gradient)
+    if not is_array(gradient):
+        return gradient
+    if gradient.shape != edge.shape:
+        gradient = unbroadcast(gradient, edge.shape)
+    return gradient.astype(edge.dtype, copy=False)

@@ -1,0 +1,129 @@
+"""Attention on a GPU: what ``attention.cu`` needs to know of a call."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, array_module, to_device
+from minigrad.kernels.attention import attention
+from minigrad.kernels.attention_tiles import band, mask_shape, scale_of, share_of, sizes_of, threshold
+from minigrad.kernels.cuda.launching import THREADS, launch, uniform
+
+KEYS, FAR = 32, 1 << 40
+
+
+def _fits(
+    q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, dropout_p: float, seed: int, window: Any
+) -> bool:
+    """Heads of up to 128 features, of floats of at most 32 bits; masks of numbers are left to the definition."""
+    return (
+        uniform(q, k, v)
+        and q.itemsize <= 4
+        and (mask is None or (mask.dtype == bool and not isinstance(mask, np.ndarray)))
+        and all(x.ndim >= 2 and x.size for x in (q, k, v))
+        and k.shape == v.shape
+        and q.shape[-1] <= 128
+        and q.shape[:-3] == k.shape[:-3]
+        and (1, *q.shape)[-3] % (1, *k.shape)[-3] == 0
+    )
+
+
+class _Call:
+    """A call brought to one form: q (n, h·group, queries, d), k and v (n, h, keys, d)."""
+
+    def __init__(
+        self, q: Array, k: Array, v: Array, mask: Array | None, is_causal: bool, scale: Any, dropout_p: float,
+        seed: int, window: Any,
+    ) -> None:  # fmt: skip
+        self.xp, self.sizes, self.d = array_module(q), sizes_of(q, k, v, mask), q.shape[-1]
+        n, h, group = math.prod(self.sizes.lead), self.sizes.heads, self.sizes.group
+        self.rows, self.heads = n * h * group, n * h
+        self.queries, self.keys = q.shape[-2], k.shape[-2]
+        self.head = -(-self.d // 16) * 16
+        self.tile = 16 if self.head > 64 else 32
+        left, right = (FAR if x == math.inf else int(x) for x in band(is_causal, window))
+        mask, steps = self.spread(mask)
+        self.numbers = (*steps, h, group, self.queries, self.keys, self.d, left, right)
+        chance = np.uint64(seed % 2**64), np.uint32(threshold(dropout_p)), share_of(dropout_p)
+        self.options = (scale_of(scale, q), mask, *chance)
+        self.defines = {"HEAD": self.head, "MASK": int(mask is not None), "DROPOUT": int(dropout_p > 0)}
+
+    def spread(self, mask: Array | None) -> tuple[Array | None, tuple[int, ...]]:
+        """The mask with axes (n, h·group, queries, keys), and its steps along them, 0 where it is the same."""
+        if mask is None:
+            return None, (0, 0, 0, 0)
+        shape = mask_shape(mask, self.sizes)
+        mask = self.xp.broadcast_to(mask, shape).reshape(math.prod(shape[:-3]), *shape[-3:])
+        return mask, tuple(0 if size == 1 else step for size, step in zip(mask.shape, mask.strides, strict=True))
+
+    def form(self, x: Array, heads: int) -> Array:
+        """``x`` with axes (n, heads, t, d), as a view where that can be."""
+        x = x if x.strides[-1] == x.itemsize else self.xp.ascontiguousarray(x)
+        return x.reshape(math.prod(self.sizes.lead), heads, *x.shape[-2:])
+
+    def forms(self, wide: Sequence[Array], narrow: Sequence[Array]) -> list[Array]:
+        """Arrays like q and arrays like k."""
+        h, group = self.sizes.heads, self.sizes.group
+        return [self.form(x, h * group) for x in wide] + [self.form(x, h) for x in narrow]
+
+    def like(self, x: Array) -> Array:
+        """An array for results in the memory order of x where that keeps features together, as transposed heads do."""
+        made = self.xp.empty_like(x)
+        return made if x.ndim <= 4 and made.strides[-1] == made.itemsize else self.xp.empty(x.shape, x.dtype)
+
+    def launch(self, name: str, grid: tuple[int, int], places: dict[str, Array], *args: Any) -> None:
+        """Launch a kernel; ``places`` are the arrays whose strides it needs, by their names in the source."""
+        steps = {n: [x.strides[axis] // x.itemsize for axis in range(3)] for n, x in places.items()}
+        strides = [s for n in ("q", "k", "v", "g", "out", "dq", "dk", "dv") for s in steps.get(n, (0, 0, 0))]
+        call = _uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers))
+        inputs = list(places.values())
+        aligned = all(x.data.ptr % (4 * x.itemsize) == 0 for x in inputs) and not any(s % 4 for s in strides)
+        launch("attention.cu", name, inputs[0], 4 if aligned else 1, grid, THREADS, call, *args, **self.defines)
+
+
+@functools.lru_cache(maxsize=256)
+def _uploaded(xp: Any, device: int, numbers: tuple[int, ...]) -> Array:
+    """The facts of a call on the device; the same call again costs no upload."""
+    return to_device(np.array(numbers, np.int64), f"cuda:{device}")
+
+
+def _tiles(length: int, tile: int) -> int:
+    return -(-length // tile)
+
+
+def _forward(q: Array, k: Array, v: Array, *options: Any) -> tuple[Array, dict[str, Any]]:
+    call = _Call(q, k, v, *options)
+    result = call.like(q)
+    q, out, k, v = call.forms((q, result), (k, v))
+    total, shift = (call.xp.empty((call.rows, call.queries), np.float32) for _ in range(2))
+    places = {"q": q, "k": k, "v": v, "out": out}
+    grid = (call.rows, _tiles(call.queries, call.tile))
+    call.launch("forward", grid, places, q, k, v, out, total, shift, *call.options)
+    return result, {"total": total, "shift": shift}
+
+
+def _backward(
+    g: Array, q: Array, k: Array, v: Array, mask: Any, is_causal: Any, scale: Any, dropout_p: Any, seed: Any,
+    window: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
+) -> tuple[Any, ...]:  # fmt: skip
+    call = _Call(q, k, v, mask, is_causal, scale, dropout_p, seed, window)
+    gradients = [call.like(x) for x in (q, k, v)]
+    q, g, out, dq, k, v, dk, dv = call.forms((q, g, out, gradients[0]), (k, v, *gradients[1:]))
+    dots = call.xp.empty(total.shape, np.float32)
+    places = {"q": q, "k": k, "v": v, "g": g, "out": out, "dq": dq, "dk": dk, "dv": dv}
+    queries, read = (call.rows, _tiles(call.queries, call.tile)), (q, k, v, g, total, shift, dots)
+    call.launch("row_dots", (call.rows, _tiles(call.queries, THREADS // 32)), places, g, out, dots)
+    if needs[0]:
+        call.launch("backward_q", queries, places, *read, dq, *call.options)
+    if needs[1] or needs[2]:
+        keys = (call.heads, _tiles(call.keys, KEYS))
+        call.launch("backward_kv", keys, places, *read, dk, dv, *call.options)
+    return *(x if need else None for x, need in zip(gradients, needs, strict=False)), None
+
+
+attention.defgpu(_forward, _backward, _fits)

@@ -1,0 +1,53 @@
+"""The activations on a GPU. The backward kernels compute again what the NumPy pair keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, array_module
+from minigrad.kernels.cuda.launching import THREADS, launch, pack_of, uniform
+from minigrad.kernels.gelu import _exact, gelu
+from minigrad.kernels.relu import relu
+from minigrad.kernels.swiglu import silu, swiglu
+
+
+def _each(name: str, *arrays: Array, results: int = 1, options: tuple[Any, ...] = ()) -> tuple[Array, ...]:
+    """What the kernel ``name`` makes of each element of arrays of one shape."""
+    xp = array_module(*arrays)
+    given = [xp.ascontiguousarray(array) for array in arrays]
+    outs = [xp.empty(arrays[0].shape, arrays[0].dtype) for _ in range(results)]
+    size = outs[0].size
+    if size:
+        pack = pack_of(size, *given, *outs)
+        grid = min(-(-size // (pack * THREADS)), 1 << 20)
+        launch("elementwise.cu", name, outs[0], pack, grid, THREADS, *given, *outs, size, *options)
+    return tuple(outs)
+
+
+def _exactly(approximate: str) -> tuple[Any, ...]:
+    return (np.int32(_exact(approximate)),)
+
+
+def _swiglu_backward(g: Array, gate: Array, up: Array, sigma: None, needs: tuple[bool, bool]) -> tuple[Any, Any]:
+    dgate, dup = _each("swiglu_backward", g, gate, up, results=2)
+    return dgate, dup
+
+
+relu.defgpu(lambda x: (_each("relu", x)[0], {}), lambda g, x: _each("relu_backward", g, x), uniform)
+silu.defgpu(
+    lambda x: (_each("silu", x)[0], {"sigma": None}),
+    lambda g, x, sigma: _each("silu_backward", g, x),
+    uniform,
+)
+swiglu.defgpu(
+    lambda gate, up: (_each("swiglu", gate, up)[0], {"sigma": None}),
+    _swiglu_backward,
+    lambda gate, up: np.shape(gate) == np.shape(up) and uniform(gate, up),
+)
+gelu.defgpu(
+    lambda x, approximate: (_each("gelu", x, options=_exactly(approximate))[0], {"phi": None}),
+    lambda g, x, approximate, phi: _each("gelu_backward", g, x, options=_exactly(approximate)),
+    lambda x, approximate: uniform(x),
+)

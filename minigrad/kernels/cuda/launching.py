@@ -1,0 +1,81 @@
+"""CUDA kernels: the ``.cu`` beside a ``.py``, compiled at its first call for a dtype, and launched on CuPy's arrays.
+
+A source is compiled behind ``common.cuh`` with ELEMENT, the type of the elements, and PACK, how many of them a load
+moves. Kernels run on the current stream of the current device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, array_module, is_bfloat16
+
+THREADS = 256  # of a block
+BLOCKS = 512  # that share out the rows where each keeps a sum of its own: few of them, and the same on every GPU
+ELEMENTS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double", np.dtype(np.float16): "Half"}
+HERE = Path(__file__).parents[1]
+
+
+def element(dtype: Any) -> str | None:
+    """The name of a dtype in the sources, None for one that they don't know."""
+    return ELEMENTS.get(dtype) or ("Bfloat16" if is_bfloat16(dtype) else None)
+
+
+def uniform(*arrays: Array | None) -> bool:
+    """Whether kernels take these arrays: on the GPU and of one dtype; None is left out."""
+    given = [array for array in arrays if array is not None]
+    same = len({array.dtype for array in given}) == 1 and not any(isinstance(array, np.ndarray) for array in given)
+    return same and element(given[0].dtype) is not None
+
+
+def pack_of(length: int, *arrays: Array | None) -> int:
+    """How many elements can be loaded at once: 16 bytes, if addresses and the length of a row allow it, else 1."""
+    given = [array for array in arrays if array is not None]
+    pack = 16 // int(given[0].itemsize)
+    return pack if length % pack == 0 and all(array.data.ptr % 16 == 0 for array in given) else 1
+
+
+def threads_for(packs: int) -> int:
+    """Threads of a block for a row of so many packs: whole warps, ``THREADS`` at most."""
+    return min(THREADS, max(32, -(-packs // 32) * 32))
+
+
+def source(path: Path) -> str:
+    """A ``.cu`` with what all of them share in front."""
+    return f'{(HERE / "common.cuh").read_text()}\n#line 1 "{path.name}"\n{path.read_text()}'
+
+
+def options(dtype: Any, pack: int, defines: Sequence[tuple[str, int]] = ()) -> tuple[str, ...]:
+    """The compiler's options for a dtype and a pack."""
+    named = [("ELEMENT", element(dtype)), ("PACK", pack), *defines]
+    return ("-std=c++17", *(f"-D{name}={value}" for name, value in named))
+
+
+@functools.cache
+def _module(cupy: Any, path: Path, dtype: Any, pack: int, defines: Sequence[tuple[str, int]]) -> Any:
+    return cupy.RawModule(code=source(path), options=options(dtype, pack, defines))
+
+
+@functools.cache
+def _kernel(name: str, *key: Any) -> Any:
+    return _module(*key).get_function(name)
+
+
+def launch(
+    path: str | Path, name: str, like: Array, pack: int, grid: int | tuple[int, ...], block: int, *args: Any,
+    **defines: int,
+) -> None:  # fmt: skip
+    """Launch the kernel ``name`` of a source, for the dtype of ``like``.
+
+    Of the arguments a Python int is a ``long long``, a float a number of the accumulator's type, None a null pointer.
+    """
+    wide = np.float64 if like.dtype == np.float64 else np.float32
+    kinds: dict[type, Any] = {int: np.int64, float: wide, bool: np.int32}
+    values = [np.uint64(0) if a is None else kinds[type(a)](a) if type(a) in kinds else a for a in args]
+    kernel = _kernel(name, array_module(like), HERE / path, like.dtype, pack, tuple(sorted(defines.items())))
+    kernel((grid,) if isinstance(grid, int) else grid, (block,), values)

@@ -1,0 +1,1 @@
+"""The machine underneath: threads, and the memory that the process keeps."""

@@ -1,0 +1,150 @@
+"""What may stand in the place of an argument: arrays, whole numbers, axes, shapes.
+
+The annotation of a parameter says which: an operation checks what is called ``Array``, ``int`` or ``Axes``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from minigrad.backend import complaint, is_array, is_bfloat16
+from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
+from minigrad.messages.explain import axis_error, describe
+
+Check: TypeAlias = Callable[[Any, str], Any]  # (value, what it is) to the value in the form that the function takes
+
+
+def as_operand(value: Any, what: str) -> Any:
+    """``value`` where an array is meant: a number, an array, a Tensor, or (as an array) nested lists of numbers.
+
+    >>> as_operand([1.0, 2.0], "x"), as_operand(2, "x")
+    (array([1., 2.]), 2)
+    """
+    if isinstance(value, int | float) or hasattr(value, "_data"):
+        return value
+    if isinstance(value, list | tuple | range):
+        return from_lists(value)
+    if not (is_array(value) or isinstance(value, np.generic)):
+        raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
+    if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
+        raise DTypeError("booleans, integers or real numbers", describe(value), complaint(value.dtype.kind))
+    return value
+
+
+def _stranger(value: Any) -> str:
+    """What to do about something that is no array of ours."""
+    if isinstance(value, complex):
+        return complaint("c")
+    if hasattr(value, "__dlpack__"):
+        return "minigrad.from_dlpack shares its memory"
+    return "np.asarray makes an array of numbers" if hasattr(value, "__array__") else "compute with numbers alone"
+
+
+def from_lists(value: Any, dtype: Any = None) -> Any:
+    """Nested lists of numbers as an array."""
+    if holds_tensors(value):
+        got, hint = "a list with recorded tensors in it", "minigrad.stack makes one tensor of a list of them"
+        raise DTypeError("numbers, or nested lists of them", got, hint)
+    try:
+        array = np.array(value, dtype)
+    except OverflowError as error:
+        raise DTypeError("numbers that the dtype holds", str(error), "choose a wider dtype") from None
+    except (ValueError, TypeError) as error:
+        if "inhomogeneous" in str(error):
+            raise ShapeError("nested lists of equal lengths", describe(value), "pad the shorter ones") from None
+        raise DTypeError("numbers, or nested lists of them", describe(value), complaint("O")) from None
+    if array.dtype.kind not in "biuf" and not is_bfloat16(array.dtype):
+        raise DTypeError("numbers, or nested lists of them", describe(value), complaint(array.dtype.kind))
+    return array
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether nested lists hold a Tensor through which a gradient could flow."""
+    if isinstance(value, list | tuple):
+        return any(holds_tensors(part) for part in value)
+    return bool(getattr(value, "_requires_grad", False))
+
+
+def as_operands(values: Any, what: str) -> list[Any]:
+    """A list of arrays, tensors or numbers."""
+    if not isinstance(values, Iterable) or isinstance(values, str | dict):
+        raise CallError(f"a list of arrays for {what}", describe(values), "put a single one into a list: [x]")
+    return [as_operand(value, what) for value in values]
+
+
+def as_int(value: Any, what: str) -> int:
+    """A whole number: an int, or anything that can be an index; no boolean."""
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        raise CallError(f"a whole number for {what}", describe(value), _number_hint(value))
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise CallError(f"a whole number for {what}", describe(value), _number_hint(value)) from None
+
+
+def _number_hint(value: Any) -> str:
+    return "int() cuts the fraction off" if isinstance(value, float | np.floating) else "such as 1"
+
+
+def axes(value: Any, what: str) -> Any:
+    """An axis, several, or None."""
+    if value is None:
+        return None
+    if isinstance(value, tuple | list):
+        return tuple(as_int(axis, what) for axis in value)
+    return as_int(value, what)
+
+
+def normal_axis(axis: Any, ndim: int) -> int:
+    """``axis`` counted from the front, checked.
+
+    >>> normal_axis(-1, 3)
+    2
+    """
+    place = as_int(axis, "an axis")
+    if not -ndim <= place < ndim:
+        raise axis_error(place, ndim)
+    return place % ndim
+
+
+def as_shape(value: Any, what: str = "shape") -> tuple[int, ...]:
+    """The lengths of axes: a whole number or a tuple of them, none negative.
+
+    >>> as_shape(3), as_shape([2, 3])
+    ((3,), (2, 3))
+    """
+    lengths = value if isinstance(value, tuple | list) else (value,)
+    found = tuple(as_int(n, f"every length in {what}") for n in lengths)
+    if any(n < 0 for n in found):
+        raise ShapeError(f"lengths from 0 in {what}", describe(value), "-1 is for reshape alone")
+    return found
+
+
+def check_eps(eps: Any) -> float:
+    """``eps``, which keeps a root or a quotient away from 0, as a float.
+
+    >>> check_eps(1e-5)
+    1e-05
+    """
+    if isinstance(eps, bool) or not isinstance(eps, int | float | np.number) or not 0 <= eps < np.inf:
+        raise ArgumentError("eps, a finite number from 0", describe(eps), "1e-5 is usual")
+    return float(eps)
+
+
+def optional(check: Check) -> Check:
+    """The same check, which lets None pass."""
+    return lambda value, what: None if value is None else check(value, what)
+
+
+CHECKS: dict[str, Check] = {
+    "Array": as_operand,
+    "Array | None": optional(as_operand),
+    "Sequence[Array]": as_operands,
+    "int": as_int,
+    "int | None": optional(as_int),
+    "Axes": axes,
+}

@@ -1,0 +1,397 @@
+"""Every registered operation against NumPy, torch and finite differences, with every dtype and awkward input.
+
+Nothing here names an operation, apart from the lists of exceptions: whoever registers one gets these tests for free.
+``python tests/support/registry_table.py`` prints how many cases of each kind there are.
+"""
+
+import doctest
+import gc
+import importlib
+import inspect
+import pkgutil
+import warnings
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.twins import twin
+
+import minigrad as mg
+import minigrad.kernels
+import nn
+import optim
+from minigrad.engine.fused import Fused
+from minigrad.engine.registry import Operation
+from minigrad.errors import MiniGradError
+from minigrad.testing import sample_inputs
+
+for module in pkgutil.iter_modules(minigrad.kernels.__path__):
+    importlib.import_module(f"minigrad.kernels.{module.name}")
+
+# Results are integers, booleans or constants: nothing to differentiate. The docstring of each says so.
+WITHOUT_DERIVATIVE = {
+    *("all", "any", "argmax", "argmin", "argsort", "count_nonzero", "isfinite", "isinf", "isnan", "stop_gradient"),
+}
+# Called by other operations and rules, whose arguments they may trust.
+PARTS = {
+    *("add_at", "clip_to_numbers", "einsum_explicit", "linear_recurrence", "pad_constant", "root_sum_power"),
+    *("root_sum_square", "transfer", "gaussian"),
+}
+OPERATIONS = {k: op for k, op in sorted(mg.REGISTRY.items()) if op.function.__module__.startswith("minigrad")}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sample of one operation."""
+
+    operation: Operation[Any]
+    number: int
+
+    def inputs(self, dtype: Any = np.float64) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with random arrays, the same at every call."""
+        return sample_inputs(self.operation, zlib.crc32(self.operation.name.encode()), dtype)[self.number]
+
+    def is_finite(self) -> bool:
+        return all(np.isfinite(a).all() for a in opened(self.inputs()[0])[0])
+
+
+def opened(args: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """The floating-point arrays among ``args``, also in lists, and a function that puts others in their places."""
+
+    def is_leaf(value: Any) -> bool:
+        return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+    flat = [v for value in args for v in (value if isinstance(value, list) else [value]) if is_leaf(v)]
+
+    def join(arrays: Sequence[Any]) -> list[Any]:
+        rest = iter(arrays)
+        return [
+            [next(rest) if is_leaf(v) else v for v in value] if isinstance(value, list)
+            else next(rest) if is_leaf(value) else value
+            for value in args
+        ]  # fmt: skip
+
+    return flat, join
+
+
+def listed(value: Any) -> list[Any]:
+    """A result as the list of the arrays in it."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def leaf(array: Any) -> mg.Tensor:
+    """A Tensor that requires a gradient, on the memory of ``array``."""
+    tensor = mg.asarray(array)
+    tensor.requires_grad = True
+    return tensor
+
+
+def upstream(outs: Sequence[Any], seed: int = 7) -> list[Any]:
+    """Random gradients of results."""
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.normal(size=np.shape(out))).astype(out.dtype) for out in outs]
+
+
+def differentiated(
+    operation: Callable[..., Any], args: Any, kwargs: Any, layout: Any = lambda a: a
+) -> tuple[list[Any], list[Any]]:
+    """Results and gradients for random upstream gradients, as arrays; arrays go in as ``layout`` arranges them."""
+    arrays, join = opened(args)
+    leaves = [leaf(layout(a)) for a in arrays]
+    outs = listed(operation(*join(leaves), **kwargs))
+    recorded = [(out, layout(g)) for out, g in zip(outs, upstream(outs), strict=True) if out.requires_grad]
+    found = mg.grad([o for o, _ in recorded], leaves, [g for _, g in recorded], allow_unused=True)
+    grads = [np.zeros(a.shape, a.dtype) if g is None else g.data for a, g in zip(arrays, found, strict=True)]
+    return [out.data for out in outs], grads
+
+
+def check_close(ours: Sequence[Any], theirs: Sequence[Any], rtol: float = 1e-11, atol: float = 1e-12) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol, atol)
+
+
+CASES = [Case(op, k) for op in OPERATIONS.values() for k in range(len(sample_inputs(op, 0)))]
+DIFFERENTIABLE = [case for case in CASES if case.operation.name not in WITHOUT_DERIVATIVE]
+FINITE = [case for case in DIFFERENTIABLE if case.is_finite()]
+IN_NUMPY, IN_TORCH = ([case for case in CASES if twin(case.operation, module)] for module in (np, torch))
+WHOLE = [case for case in CASES if case.operation.name not in PARTS]
+NUMPYS = [case for case in WHOLE if case in IN_NUMPY and case.operation.function.__module__.startswith("minigrad.ops")]
+FUSED = [case for case in CASES if isinstance(case.operation, Fused)]
+
+
+def over(cases: Sequence[Case]) -> Any:
+    return pytest.mark.parametrize("case", cases, ids=[f"{case.operation.name}-{case.number}" for case in cases])
+
+
+# ---- values and derivatives -----------------------------------------------------------------------------------------
+
+
+@over(IN_NUMPY)
+def test_numpy(case):
+    """The value is that of the NumPy function, or of the definition of a fused operation."""
+    args, kwargs = case.inputs()
+    theirs = listed(twin(case.operation, np)(*args, **kwargs))
+    check_close(listed(case.operation(*args, **kwargs)), theirs, rtol=1e-13)
+
+
+def torch_of(value: Any) -> Any:
+    """Arrays, also in lists, as torch's; a fresh copy, since torch refuses negative strides."""
+    if isinstance(value, list):
+        return [torch_of(v) for v in value]
+    return torch.tensor(value) if isinstance(value, np.ndarray) else value
+
+
+@over(IN_TORCH)
+def test_torch(case):
+    """The value and, for random upstream gradients, the gradients are torch's."""
+    args, kwargs = case.inputs()
+    arrays, join = opened(args)
+    leaves = [torch.tensor(a, requires_grad=True) for a in arrays]
+    options = kwargs if "index" in kwargs else {k: torch_of(v) for k, v in kwargs.items()}
+    outs = listed(twin(case.operation, torch)(*map(torch_of, join(leaves)), **options))
+    values, grads = differentiated(case.operation, args, kwargs)
+    check_close(values, [out.detach().numpy() for out in outs])
+    pairs = [(out, torch.tensor(g)) for out, g in zip(outs, upstream(values), strict=True) if out.requires_grad]
+    recorded, gradients = zip(*pairs, strict=True) if pairs else ((), ())
+    assert bool(recorded) == (case.operation.name not in WITHOUT_DERIVATIVE)
+    found = torch.autograd.grad(recorded, leaves, gradients, allow_unused=True) if recorded else [None] * len(leaves)
+    check_close(grads, [np.zeros(a.shape) if g is None else g.numpy() for a, g in zip(arrays, found, strict=True)])
+
+
+@over(FINITE)
+@pytest.mark.parametrize("check", [mg.gradcheck, mg.gradgradcheck], ids=["first", "second"])
+def test_differences(case, check):
+    """First and second derivatives are those of central differences."""
+    args, kwargs = case.inputs()
+    arrays, join = opened(args)
+    assert check(lambda *tensors: case.operation(*join(tensors), **kwargs), arrays)
+
+
+@over(FUSED)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_kernel_is_its_definition(case, dtype):
+    """Kernels give the value and the gradients of the definition, to rounding."""
+    args, kwargs = case.inputs(dtype)
+    kwargs = {key: mg.asarray(v).data if isinstance(v, np.ndarray) else v for key, v in kwargs.items()}
+    kernel = differentiated(case.operation, args, kwargs)
+    definition = differentiated(case.operation.definition, args, kwargs)
+    eps = np.finfo(dtype).eps
+    for ours, theirs in zip(kernel, definition, strict=True):
+        check_close(ours, theirs, 16 * eps, 16 * eps)
+
+
+# ---- types ----------------------------------------------------------------------------------------------------------
+
+
+@over(CASES)
+def test_raw_call_is_tensor_call(case):
+    """Without a Tensor among the arguments the result is a plain array, with one a Tensor: the same bits."""
+    args, kwargs = case.inputs()
+    arrays, join = opened(args)
+    raw = listed(case.operation(*args, **kwargs))
+    for tensors in ([mg.asarray(a) for a in arrays], [leaf(a) for a in arrays]):
+        outs = listed(case.operation(*join(tensors), **kwargs))
+        assert all(
+            isinstance(out, mg.Tensor) and not isinstance(r, mg.Tensor) for out, r in zip(outs, raw, strict=True)
+        )
+        check_close([out.data for out in outs], raw, 0, 0)
+
+
+@over([case for case in NUMPYS if case.operation.name != "reciprocal"])
+def test_integers(case):
+    """Integers give what NumPy gives: integers where those are exact, else float64. (But our 1 / 2 is never 0.)"""
+    args, kwargs = case.inputs()
+    arrays, join = opened(args)
+    with np.errstate(all="ignore"):
+        whole = join([np.rint(a * 3).astype(np.int64) for a in arrays])
+        try:
+            theirs = listed(twin(case.operation, np)(*whole, **kwargs))
+        except (ValueError, TypeError):
+            with pytest.raises(MiniGradError):
+                case.operation(*whole, **kwargs)
+        else:
+            check_close(listed(case.operation(*whole, **kwargs)), theirs)
+
+
+@over(DIFFERENTIABLE)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_dtype(case, dtype):
+    """Results and gradients keep the dtype and the shape, and differ from those in float64 by a few roundings."""
+    args, kwargs = case.inputs(dtype)
+    arrays, join = opened(args)
+    narrow = differentiated(case.operation, args, kwargs)
+    with np.errstate(over="ignore"):
+        wide = differentiated(case.operation, join([a.astype(np.float64) for a in arrays]), kwargs)
+    tolerance = 8 * np.finfo(dtype).eps
+    assert [(g.shape, g.dtype) for g in narrow[1]] == [(a.shape, dtype) for a in arrays]
+    for out, exact in zip(narrow[0], wide[0], strict=True):
+        assert out.dtype == (dtype if exact.dtype == np.float64 and "dtype" not in kwargs else exact.dtype)
+    for out, exact in zip(narrow[0] + narrow[1], wide[0] + wide[1], strict=True):
+        size = max(1.0, np.abs(exact[np.isfinite(exact)]).max(initial=0))
+        np.testing.assert_allclose(out.astype(exact.dtype), exact, tolerance, tolerance * size)
+
+
+# ---- awkward inputs -------------------------------------------------------------------------------------------------
+
+
+def emptied(arrays: Sequence[Any]) -> list[list[Any]]:
+    """For each length among the shapes: the arrays with all axes of that length cut to length 0."""
+    lengths = sorted({n for a in arrays for n in a.shape})
+    return [[a[(..., *(slice(0 if m == n else None) for m in a.shape))] for a in arrays] for n in lengths]
+
+
+@over(WHOLE)
+def test_scalar_and_empty(case):
+    """Arrays of shape () and without elements: what NumPy takes, we take, and what it refuses, we refuse in our words.
+
+    The gradients have the shapes of the inputs.
+    """
+    args, kwargs = case.inputs()
+    arrays, join = opened(args)
+    reference = twin(case.operation, np) or case.operation.function
+    for changed in [[a.reshape(-1)[:1].reshape(()) for a in arrays], *emptied(arrays)]:
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")  # the mean of nothing
+                theirs = listed(reference(*join(changed), **kwargs))
+        except (ValueError, TypeError, IndexError):
+            with pytest.raises(MiniGradError):
+                case.operation(*join([leaf(a) for a in changed]), **kwargs)
+            continue
+        values, grads = differentiated(case.operation, join(changed), kwargs)
+        check_close(values, theirs, 1e-13)
+        assert [g.shape for g in grads] == [a.shape for a in changed]
+
+
+LAYOUTS = [
+    lambda a: np.flip(np.flip(a).copy()),
+    lambda a: np.array(a.T, order="C").T,
+    lambda a: np.repeat(a, 2, -1)[..., ::2] if a.ndim else a,
+    lambda a: np.broadcast_to(a, a.shape),  # which can't be written to
+]
+
+
+@over(DIFFERENTIABLE)
+def test_layout(case):
+    """Views with any strides give what contiguous arrays give, to rounding: NumPy's loops over contiguous memory may be
+    others, whose last digit differs.
+
+    Inputs and upstream gradients that can't be written to prove that nothing is changed.
+    """
+    args, kwargs = case.inputs()
+    rtol = 4 * np.finfo(float).eps if getattr(case.operation, "elementwise", False) else 1e-13
+    contiguous = differentiated(case.operation, args, kwargs, np.copy)
+    for layout in LAYOUTS:
+        strided = differentiated(case.operation, args, kwargs, layout)
+        for ours, theirs in zip(strided, contiguous, strict=True):
+            check_close(ours, theirs, rtol, rtol)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+@over(DIFFERENTIABLE)
+def test_gradients_belong_to_their_leaves(case):
+    """Each ``.grad`` is an array of its own, shared with no input, result, upstream gradient or other ``.grad``."""
+    args, kwargs = case.inputs()
+    arrays, join = opened(args)
+    leaves = [leaf(a) for a in arrays]
+    outs = [out for out in listed(case.operation(*join(leaves), **kwargs)) if out.requires_grad]
+    gradients = upstream(outs)
+    for out, g in zip(outs, gradients, strict=True):
+        out.backward(g, retain_graph=True)
+    grads = [x.grad for x in leaves if x.grad is not None]
+    others = [*arrays, *gradients, *(out.data for out in outs)]
+    for k, g in enumerate(grads):
+        assert g.flags.writeable
+        assert not any(np.may_share_memory(g, other) for other in [*others, *grads[:k]])
+
+
+def _use(case: Case, how: str) -> list[Any]:
+    """Record the operation, use the graph in one way, and give weak references to all Tensors of it."""
+    args, kwargs = case.inputs()
+    arrays, join = opened(args)
+    leaves = [leaf(a) for a in arrays]
+    outs = listed(case.operation(*join(leaves), **kwargs))
+    recorded = [out for out in outs if out.requires_grad]
+    found: Any = ()
+    if how == "backward":
+        for out in recorded:
+            out.backward(np.ones(out.shape), retain_graph=out is not recorded[-1])
+    elif how == "create_graph":
+        found = mg.grad(recorded, leaves, upstream(recorded), create_graph=True, allow_unused=True)
+    elif how == "failed":
+        recorded[0].backward(np.ones(recorded[0].shape))
+        with pytest.raises(MiniGradError, match="retain_graph"):
+            recorded[0].backward(np.ones(recorded[0].shape))
+    return [weakref.ref(t) for t in (*leaves, *outs, *found) if t is not None]
+
+
+@over(DIFFERENTIABLE)
+def test_graph_dies_by_reference_counting(case):
+    """With the garbage collector off, nothing of a graph outlives the last variable that names its result."""
+    gc.disable()
+    try:
+        for how in ("forward", "backward", "create_graph", "failed"):
+            assert all(ref() is None for ref in _use(case, how)), how
+    finally:
+        gc.enable()
+
+
+# ---- the gate -------------------------------------------------------------------------------------------------------
+
+PUBLIC = """
+    add subtract multiply divide power negative absolute sign sqrt square reciprocal exp expm1 exp2 log log1p log2 log10
+    sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh arcsinh arccosh arctanh sigmoid erf maximum minimum fmax
+    fmin clip where hypot logaddexp fmod remainder floor ceil round trunc sum mean prod max min amax amin var std norm
+    logsumexp cumsum cumprod argmax argmin any all count_nonzero reshape ravel transpose permute_dims swapaxes moveaxis
+    squeeze expand_dims broadcast_to concatenate stack split array_split flip roll tile repeat pad tril triu diag
+    diagonal trace kron meshgrid rot90 getitem take take_along_axis put_along_axis scatter_add sort argsort topk matmul
+    dot vdot inner outer tensordot einsum softmax log_softmax softplus masked_fill lerp nan_to_num stop_gradient
+"""
+NO_METHOD = {"concatenate", "stack", "meshgrid", "getitem", "einsum"}  # their first argument is no array; x[index]
+ITS_OWN_SIGNATURE = {"transpose"}  # x.transpose(1, 0) as x.transpose((1, 0))
+
+
+@pytest.mark.parametrize("name", PUBLIC.split())
+def test_public_operation(name):
+    """Each public name is a registered function of ``mg`` with an example, and a method where that makes sense."""
+    function = getattr(mg, name)
+    assert mg.REGISTRY[name] is function
+    assert ">>>" in function.__doc__
+    assert (name in WITHOUT_DERIVATIVE) == any(s in function.__doc__ for s in ("no derivative", "without a derivative"))
+    assert hasattr(mg.Tensor, name) != (name in NO_METHOD)
+    if name not in NO_METHOD | ITS_OWN_SIGNATURE:
+        parameters = inspect.signature(function).parameters
+        defaults = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
+        method = inspect.signature(getattr(mg.Tensor, name)).parameters
+        assert {k: method[k].default for k in defaults} == defaults
+
+
+def test_every_operation_has_samples_and_a_twin():
+    """An operation of minigrad has samples, and says what it does by its twin in NumPy or torch."""
+    assert {case.operation.name for case in CASES} == set(OPERATIONS)
+    for operation in OPERATIONS.values():
+        assert any(twin(operation, module) for module in (np, torch)), operation
+
+
+MODULES = [
+    name
+    for package in (minigrad, nn, optim)
+    for name in [package.__name__, *(m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))]
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name):
+    """Every ``>>>`` example gives what it says."""
+    found = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.failed == 0

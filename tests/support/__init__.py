@@ -1,0 +1,1 @@
+"""What tests share: oracles, and a simulated GPU."""

@@ -1,0 +1,271 @@
+"""How NumPy and torch are asked for the same thing, where name, arguments or axes differ from ours.
+
+Each function gets the module, then our arguments. What stands in no table here is called by the name that the
+operation declares (``torch="nn.functional.silu"``) or by its own. Twins follow definitions, not our code.
+"""
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from minigrad.engine.registry import Operation
+
+
+def twin(operation: Operation[Any], module: Any) -> Callable[..., Any] | None:
+    """What does the same as ``operation`` in ``module``, NumPy or torch; None where it says that nothing does.
+
+    In place of NumPy's, a fused operation has its definition.
+    """
+    library = module.__name__
+    own = {"numpy": NUMPY, "torch": TORCH}[library].get(operation.name)
+    declared = own or getattr(operation, library)
+    if callable(declared):
+        return lambda *args, **kwargs: declared(module, *args, **kwargs)
+    if library == "numpy" and not declared and hasattr(operation, "definition"):
+        return operation.definition
+    return None if declared is False else attrgetter(declared or operation.name)(module)
+
+
+# ---- NumPy ----------------------------------------------------------------------------------------------------------
+
+
+def _scatter(n, x, indices, values, axis=-1):
+    out = n.array(x)
+    grid = list(n.indices(n.shape(indices)))
+    grid[axis] = indices
+    n.add.at(out, tuple(grid), values)
+    return out
+
+
+def _put(n, x, indices, values, axis=-1):
+    out = n.array(x)
+    for place in n.ndindex(n.shape(indices)):
+        to = list(place)
+        to[axis] = indices[place]
+        out[tuple(to)] = n.broadcast_to(values, n.shape(indices))[place]
+    return out
+
+
+def _add_at(n, g, index, shape):
+    out = n.zeros(shape, g.dtype)
+    n.add.at(out, index, g)
+    return out
+
+
+def _recurrence(n, a, b):
+    rows = [b[..., 0]] if b.shape[-1] else []
+    for t in range(1, b.shape[-1]):
+        rows.append(b[..., t] + a[..., t] * rows[-1])
+    return n.stack(rows, -1) if rows else n.zeros_like(b)
+
+
+def _norm(n, x, ord=2, axis=None, keepdims=False):
+    if ord == math.inf and not x.size:  # 0, in NumPy from 2.4 on
+        return n.max(abs(x), axis, keepdims=keepdims, initial=0)
+    return n.linalg.vector_norm(x, ord=ord, axis=axis, keepdims=keepdims)
+
+
+def _topk(n, x, k, axis=-1):
+    order = n.argsort(-x, axis, kind="stable").take(range(k), axis)
+    return n.take_along_axis(x, order, axis), order
+
+
+def _hash(seed, row, column):
+    """Of dropout: a number of 32 bits from the seed and the place, in integers without limit."""
+    key = (row + seed) * 0x9E3779B97F4A7C15 % 2**64
+    key = (key ^ key >> 32) * 0xD6E8FEB86659FD93 % 2**64 >> 32
+    number = key ^ column * 0x9E3779B9 % 2**32
+    number = (number ^ number >> 16) * 0x7FEB352D % 2**32
+    number = (number ^ number >> 15) * 0x846CA68B % 2**32
+    return number ^ number >> 16
+
+
+def _drop(n, x, p, seed):
+    x = n.asarray(x)
+    width = x.shape[-1] if x.ndim else 1
+    kept = [_hash(seed, *divmod(i, max(width, 1))) >= p * 2**32 for i in range(x.size)]
+    return n.where(n.reshape(kept, x.shape), x / (1 - p), 0).astype(x.dtype)
+
+
+NUMPY = {
+    "drop": _drop,
+    "sigmoid": lambda n, x: 1 / (1 + n.exp(-x)),
+    "softplus": lambda n, x: n.log(1 + n.exp(x)),
+    "erf": lambda n, x: n.vectorize(math.erf, otypes=[float])(x),
+    "logsumexp": lambda n, x, axis=None, keepdims=False: n.log(n.sum(n.exp(x), axis, keepdims=keepdims)),
+    "masked_fill": lambda n, x, mask, value: n.where(mask, value, x),
+    "lerp": lambda n, start, end, weight: (1 - weight) * start + weight * end,
+    "clip": lambda n, x, min=None, max=None: n.clip(x, min, max),  # NumPy 2.0 has other keywords
+    "clip_to_numbers": lambda n, x, min, max: n.clip(x, min, max),
+    "reshape": lambda n, x, shape: n.reshape(x, shape),  # NumPy 2.0 has another keyword
+    "norm": _norm,
+    "root_sum_square": lambda n, x, axis, keepdims: n.sqrt((x**2).sum(axis, keepdims=keepdims)),
+    "root_sum_power": lambda n, x, ord, axis, keepdims: (abs(x) ** ord).sum(axis, keepdims=keepdims) ** (1 / ord),
+    "linear_recurrence": _recurrence,
+    "getitem": lambda n, x, index: x[index],
+    "add_at": _add_at,
+    "scatter_add": _scatter,
+    "put_along_axis": _put,
+    "topk": _topk,
+    "pad_constant": lambda n, x, widths, value: n.pad(x, widths, constant_values=value),
+    "einsum_explicit": lambda n, operands, subscripts: n.einsum(subscripts, *operands),
+    "astype": lambda n, x, dtype: x.astype(dtype),
+    "stop_gradient": lambda n, x: x,
+    "transfer": lambda n, x, device: x,
+}
+
+# ---- torch ----------------------------------------------------------------------------------------------------------
+
+
+def _axes(x, axis):
+    return tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+
+
+def _filled(t, x, where, value):
+    """``x`` with a neutral value where the mask of a reduction leaves elements out: torch has no ``where=``."""
+    return x if where is None else t.where(where, x, value)
+
+
+def _sum(t, x, axis=None, keepdims=False, where=None):
+    return t.sum(_filled(t, x, where, 0), _axes(x, axis), keepdims)
+
+
+def _mean(t, x, axis=None, keepdims=False, where=None):
+    ones = _filled(t, t.ones_like(x), where, 0)
+    return _sum(t, x, axis, keepdims, where) / t.sum(ones, _axes(x, axis), keepdims)
+
+
+def _var(t, x, axis=None, ddof=0, keepdims=False, where=None):
+    off = _filled(t, x - _mean(t, x, axis, True, where), where, 0)
+    ones = _filled(t, t.ones_like(x), where, 0)
+    return t.sum(off**2, _axes(x, axis), keepdims) / (t.sum(ones, _axes(x, axis), keepdims) - ddof)
+
+
+def _prod(t, x, axis=None, keepdims=False, where=None):
+    x = _filled(t, x, where, 1)
+    for a in sorted((a % x.ndim for a in _axes(x, axis)), reverse=True):
+        x = t.prod(x, a, keepdims)
+    return x
+
+
+def _max(t, x, axis=None, keepdims=False, where=None, initial=None):
+    out = t.amax(_filled(t, x, where, -t.inf), _axes(x, axis), keepdims)
+    return out if initial is None else t.clamp(out, min=initial)
+
+
+def _min(t, x, axis=None, keepdims=False, where=None, initial=None):
+    out = t.amin(_filled(t, x, where, t.inf), _axes(x, axis), keepdims)
+    return out if initial is None else t.clamp(out, max=initial)
+
+
+def _running(name):
+    return lambda t, x, axis=None: getattr(t, name)(x.ravel() if axis is None else x, axis or 0)
+
+
+def _clip(t, x, min=None, max=None):
+    if isinstance(min, t.Tensor):
+        return t.minimum(t.maximum(x, min), max)
+    return t.clamp(x, min, max)
+
+
+def _numbered(t, x, index):
+    """``x`` at any NumPy index, as torch's gather of the numbers that NumPy gives to the elements."""
+    numbers = np.arange(x.numel()).reshape(x.shape)[index]
+    return x.ravel()[t.as_tensor(np.ascontiguousarray(numbers))]
+
+
+def _take(t, x, indices, axis=None):
+    return _numbered(t, x.ravel(), indices) if axis is None else _numbered(t, x, (*[slice(None)] * axis, indices))
+
+
+def _torch_add_at(t, g, index, shape):
+    numbers = t.as_tensor(np.arange(math.prod(shape)).reshape(shape)[index].copy())
+    return t.zeros(math.prod(shape), dtype=g.dtype).index_add(0, numbers.ravel(), g.ravel()).reshape(shape)
+
+
+def _torch_put(t, x, indices, values, axis=-1):
+    """One scatter for each place along the axis, so that the last of repeated ones wins."""
+    values = values.expand(indices.shape)
+    for k in range(indices.shape[axis]):
+        place = t.as_tensor([k])
+        x = x.scatter(axis, indices.index_select(axis, place), values.index_select(axis, place))
+    return x
+
+
+def _pad(t, x, pad_width, mode="constant", constant_values=0.0):
+    if mode == "constant":
+        widths = np.broadcast_to(pad_width, (x.ndim, 2))[::-1]
+        return t.nn.functional.pad(x, widths.ravel().tolist(), value=constant_values)
+    numbers = np.pad(np.arange(x.numel()).reshape(x.shape), pad_width, mode=mode)
+    return x.ravel()[t.as_tensor(numbers)]
+
+
+TORCH = {
+    "power": lambda t, x, y: t.pow(x, y),
+    "clip": _clip,
+    "clip_to_numbers": lambda t, x, min, max: t.clamp(x, min, max),
+    "sum": _sum,
+    "mean": _mean,
+    "var": _var,
+    "std": lambda t, *args, **kwargs: t.sqrt(_var(t, *args, **kwargs)),
+    "prod": _prod,
+    "max": _max,
+    "min": _min,
+    "amax": _max,
+    "amin": _min,
+    "logsumexp": lambda t, x, axis=None, keepdims=False: t.logsumexp(x, _axes(x, axis), keepdims),
+    "norm": lambda t, x, ord=2, axis=None, keepdims=False: t.linalg.vector_norm(x, ord, axis, keepdims),
+    "root_sum_square": lambda t, x, axis, keepdims: t.linalg.vector_norm(x, 2, axis, keepdims),
+    "root_sum_power": lambda t, x, ord, axis, keepdims: t.linalg.vector_norm(x, ord, axis, keepdims),
+    "cumsum": _running("cumsum"),
+    "cumprod": _running("cumprod"),
+    "linear_recurrence": _recurrence,
+    "any": lambda t, x, axis=None, keepdims=False: t.any(x, _axes(x, axis), keepdims),
+    "all": lambda t, x, axis=None, keepdims=False: t.all(x, _axes(x, axis), keepdims),
+    "count_nonzero": lambda t, x, axis=None, keepdims=False: t.sum(x != 0, _axes(x, axis), keepdims),
+    "transpose": lambda t, x, axes=None: x.permute(axes or tuple(range(x.ndim))[::-1]),
+    "permute_dims": lambda t, x, axes: x.permute(axes),
+    "swapaxes": lambda t, x, axis1, axis2: t.swapaxes(x, axis1, axis2),
+    "expand_dims": lambda t, x, axis=0: (
+        x[tuple(None if k in axis else slice(None) for k in range(x.ndim + len(axis)))]
+        if isinstance(axis, tuple)
+        else t.unsqueeze(x, axis)
+    ),
+    "broadcast_to": lambda t, x, shape: x.expand(shape),
+    "flip": lambda t, x, axis=None: t.flip(x, _axes(x, axis)),
+    "rot90": lambda t, x, k=1, axes=(0, 1): t.rot90(x, k, axes),
+    "concatenate": lambda t, arrays, axis=0: t.cat(arrays, axis),
+    "split": lambda t, x, indices_or_sections, axis=0: t.tensor_split(x, indices_or_sections, axis),
+    "array_split": lambda t, x, indices_or_sections, axis=0: t.tensor_split(x, indices_or_sections, axis),
+    "tile": lambda t, x, reps: t.tile(x, (reps,) if isinstance(reps, int) else reps),
+    "repeat": lambda t, x, repeats, axis=None: t.repeat_interleave(x, t.as_tensor(repeats), axis),
+    "roll": lambda t, x, shift, axis=None: t.roll(x, shift, axis),
+    "pad": _pad,
+    "pad_constant": lambda t, x, widths, value: _pad(t, x, widths, constant_values=value),
+    "meshgrid": lambda t, *arrays, indexing="xy": t.meshgrid(*arrays, indexing=indexing),
+    "diagonal": lambda t, x, offset=0, axis1=0, axis2=1: t.diagonal(x, offset, axis1, axis2),
+    "diag": lambda t, x, k=0: t.diag(x, k),
+    "tril": lambda t, x, k=0: t.tril(x, k),
+    "triu": lambda t, x, k=0: t.triu(x, k),
+    "trace": lambda t, x, offset=0, axis1=0, axis2=1: t.diagonal(x, offset, axis1, axis2).sum(-1),
+    "getitem": _numbered,
+    "add_at": _torch_add_at,
+    "take": _take,
+    "take_along_axis": lambda t, x, indices, axis=-1: t.take_along_dim(x, indices, axis),
+    "scatter_add": lambda t, x, indices, values, axis=-1: x.scatter_add(axis, indices, values.expand(indices.shape)),
+    "put_along_axis": _torch_put,
+    "argsort": lambda t, x, axis=-1: t.argsort(x, dim=axis, stable=True),
+    "sort": lambda t, x, axis=-1: t.sort(x, dim=axis, stable=True).values,
+    "topk": lambda t, x, k, axis=-1: tuple(t.topk(x, k, axis)),
+    "dot": lambda t, x, y: x * y if not (x.ndim and y.ndim) else t.tensordot(x, y, ([-1], [max(y.ndim - 2, 0)])),
+    "vdot": lambda t, x, y: t.dot(x.ravel(), y.ravel()),
+    "outer": lambda t, x, y: t.outer(x.ravel(), y.ravel()),
+    "tensordot": lambda t, x, y, axes=2: t.tensordot(x, y, axes),
+    "einsum_explicit": lambda t, operands, subscripts: t.einsum(subscripts, *operands),
+    "astype": lambda t, x, dtype: x.to(getattr(t, dtype.name)),
+    "stop_gradient": lambda t, x: x.detach(),
+    "transfer": lambda t, x, device: x.clone(),
+}

@@ -8,12 +8,12 @@ from typing import Any
 from minigrad import random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError
-from nn import functional as F
-from nn.activation import Dropout
-from nn.checks import check_sizes
-from nn.linear import Linear, is_bare
-from nn.module import Module
-from nn.normalization import gain_of, normed
+from . import functional as F
+from .activation import Dropout
+from .checks import check_sizes
+from .linear import Linear, is_bare
+from .module import Module
+from .normalization import gain_of, normed
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 

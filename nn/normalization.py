@@ -8,10 +8,10 @@ from minigrad.backend import DType
 from minigrad.errors import CallError
 from minigrad.messages.arguments import check_eps
 from minigrad.messages.explain import describe
-from nn import functional as F
-from nn.checks import check_sizes
-from nn.module import Module, is_plain
-from nn.parameter import constant
+from . import functional as F
+from .checks import check_sizes
+from .module import Module, is_plain
+from .parameter import constant
 
 
 def _shape(normalized_shape: Any) -> tuple[int, ...]:

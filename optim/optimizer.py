@@ -17,8 +17,8 @@ from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, GraphError, StateError
 from minigrad.messages.explain import describe as told
 from minigrad.tensor import Tensor
-from optim.groups import as_parameters, gradient_of, param_name
-from optim.tiles import as_rows, map_tiles
+from .groups import as_parameters, gradient_of, param_name
+from .tiles import as_rows, map_tiles
 
 Group: TypeAlias = dict[str, Any]
 Update: TypeAlias = Callable[..., None]  # (weights, gradient, *moments): tiles, the first and the last in place

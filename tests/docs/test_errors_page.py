@@ -1,4 +1,4 @@
-"""The examples of docs/errors.md are entries of the golden list; ``python tests/docs/test_errors_page.py`` copies them."""
+"""Examples in docs/errors.md are entries of the golden list; ``python tests/docs/test_errors_page.py`` copies them."""
 
 from __future__ import annotations
 

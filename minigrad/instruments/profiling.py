@@ -1,7 +1,7 @@
 """``profile``: how often each operation runs, how long it takes, and how much it reads, writes and computes.
 
-Operations can run within others: those of a definition, of a checkpoint that is computed once more, of a derivative
-that is recorded itself. Times are given with and without them; only the latter, an operation's own, add up.
+Operations can run within others: in a definition, in a checkpoint that is computed again, in a derivative that is
+recorded. A row gives the time with them, and the operation's own time without them. Only own times add up.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _moved(read: Sequence[Any], written: Any) -> int:
     return sum(min(array.nbytes, base_of(array).nbytes) for array in (*sources, *results))
 
 
-def _wait(arrays: Any) -> None:
-    """Let a GPU end its work, so that the time of an operation is not that of handing it over."""
+def _synchronize(arrays: Any) -> None:
+    """Wait for a GPU, so that the time of an operation is that of its kernels and not of their launch."""
     for array in arrays_in(arrays):
         if device_of(array) != "cpu":
             array.device.synchronize()
@@ -161,7 +161,7 @@ class profile(Instrument):
 
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """Note a call, and on its node what its derivative will compute."""
-        _wait(out)
+        _synchronize(out)
         seconds = time.perf_counter() - started
         node = node_of(result)
         flop, later = _work(primitive, arguments, out, node)
@@ -172,7 +172,7 @@ class profile(Instrument):
 
     def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
         """Note the call of a derivative."""
-        _wait(gradients)
+        _synchronize(gradients)
         seconds = time.perf_counter() - started
         recorded = any(isinstance(gradient, Tensor) for gradient in gradients)
         definition = recorded and isinstance(node.primitive, Fused)

@@ -7,11 +7,12 @@ import glob
 import json
 import os
 import re
+import shutil
 import stat
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +37,18 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     ...     print(load(f"{folder}/a.safetensors")["x"])
     [1. 1.]
     """
-    path = Path(os.path.realpath(checked_path(path)))  # a link stays a link: what it points to is written
+    path = Path(os.path.realpath(checked_path(path)))
     plain, text = _plain(arrays), _text(metadata)
     if path.is_dir():
         raise ArgumentError("the path of a file", f"the folder {str(path)!r}", "name a file in it")
     if not path.parent.is_dir():
         raise MissingFileError("a folder to save in", f"no folder {str(path.parent)!r}", "os.makedirs makes it")
-    _sweep(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        mode = _mode(path, temporary)
-        safetensors.numpy.save_file(plain, temporary, metadata=text or None)
-        os.chmod(temporary, mode)
-        flush_to_disk(temporary)
-        os.replace(temporary, path)
-        flush_to_disk(path.parent)
-    except safetensors.SafetensorError as error:  # a full disk, say
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_write(path) as temporary:
+        try:
+            safetensors.numpy.save_file(plain, temporary, metadata=text or None)
+        except safetensors.SafetensorError as error:  # a full disk, say
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
 
 
 def checked_path(path: Any, what: str = "a file", example: str = "model.safetensors") -> Any:
@@ -87,20 +80,56 @@ def _text(metadata: Any) -> dict[str, str]:
     return {str(key): str(value) for key, value in (metadata or {}).items()}
 
 
-def _mode(path: Path, temporary: Path) -> int:
-    """The permissions of the file that is replaced; those of a new file where there is none."""
-    if path.exists():
-        return stat.S_IMODE(path.stat().st_mode)
-    os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o666))  # to see what the umask leaves
-    return stat.S_IMODE(temporary.stat().st_mode)
+# ---- files and folders that appear whole -----------------------------------------------------------------------------
 
 
-def _sweep(path: Path) -> None:
-    """Remove what saves that were killed left behind: files under a temporary name, unchanged for an hour."""
+@contextmanager
+def atomic_write(path: Path, folder: bool = False) -> Iterator[Path]:
+    """A temporary file (or folder) to write to; when the block ends it is flushed to the disk and renamed to ``path``.
+
+    After a kill or an error ``path`` holds what it held before, or all of the new, never a part. A file keeps the
+    permissions of the one that it replaces, and a link stays a link: the file that it points to is replaced.
+    """
+    path = Path(os.path.realpath(path))
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        temporary.mkdir() if folder else temporary.touch()  # with the permissions that the umask leaves
+        mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
+        yield temporary
+        os.chmod(temporary, mode)
+        for written in [*temporary.rglob("*"), temporary]:
+            flush_to_disk(written)
+        os.replace(temporary, path)
+    finally:
+        _remove(temporary)
+    flush_to_disk(path.parent)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write the file ``path`` by ``atomic_write``."""
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def is_temporary(name: str, of: str) -> bool:
+    """Whether ``name`` is one that ``atomic_write`` gives to what it writes for a path with a name like ``of``."""
+    return re.fullmatch(rf"\.{of}\.\d+\.\d+\.tmp", name) is not None
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what writers of ``path`` that were killed left behind: temporary files, unchanged for an hour."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.*.tmp"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:
-                left.unlink()
+                _remove(left)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def flush_to_disk(path: Path) -> None:
@@ -110,6 +139,9 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 @explained

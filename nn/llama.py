@@ -15,7 +15,7 @@ from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError
 from minigrad.messages.explain import describe
-from minigrad.serialize import checked_path
+from minigrad.serialize import checked_path, write_whole
 from nn.checks import check_probability, is_whole
 from nn.transformer import TransformerLM
 
@@ -157,9 +157,7 @@ def save_llama(
         del weights["lm_head.weight"]
     save(folder / WEIGHTS, weights, {"format": "pt"})
     config["tie_word_embeddings"] = tied
-    temporary = folder / f".{CONFIG}.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / CONFIG)
+    write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def _check_parts(model: TransformerLM) -> None:

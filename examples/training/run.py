@@ -18,7 +18,7 @@ due::
             run.end_update(loss=loss, lr=lr, grad_norm=norm, tokens=tokens)
 
 ``run.step`` counts the updates done. A run folder holds ``metrics.jsonl``, ``loss.png``, and the checkpoints that
-``training_checkpoint`` writes.
+``training.checkpoint`` writes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from tqdm import tqdm
 import minigrad as mg
 from minigrad.backend import array_module
 from minigrad.errors import ArgumentError, FileFormatError, NonFiniteError
+from minigrad.serialize import write_whole
 from training.checkpoint import (
     Checkpoint,
     copy_checkpoint,
@@ -50,7 +51,6 @@ from training.checkpoint import (
     save_checkpoint,
     steps_in,
     tidy,
-    write_whole,
 )
 from training.console import StopSignals, Throughput, warn
 from training.flags import AnyFlags, FlagErrors, RunFlags, how_to_install, merge, parse, raise_any

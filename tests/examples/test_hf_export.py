@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hf_export import HfExport, byte_characters, hf_tokenizer
-from text.lm_text import BpeTokenizer, ByteTokenizer, CharTokenizer, IdTokenizer, tokenizer_from_json
+from text.hf_export import HfExport, byte_characters, hf_tokenizer
+from text.tokenizers import BpeTokenizer, ByteTokenizer, CharTokenizer, IdTokenizer, tokenizer_from_json
 
 import nn
 

@@ -15,7 +15,7 @@ import pytest
 from training import run as training_run
 from training.checkpoint import open_checkpoint, steps_in
 from training.console import StopSignals, Throughput, parameter_table, run_program, size
-from training.flags import RunFlags, flag, whole
+from training.flags import RunFlags, flag, integer
 from training.run import Run, open_run
 
 from minigrad.errors import ArgumentError
@@ -25,7 +25,7 @@ KEYS = ["step", "train_loss", "val_loss", "perplexity", "lr", "grad_norm", "toke
 
 @dataclass(kw_only=True)
 class Config(RunFlags):
-    width: int = flag(3, whole(1), "of the walk")
+    width: int = flag(3, integer(1), "of the walk")
 
 
 class Walk:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from text import lm_text
-
 import nn
+from minigrad.serialize import write_whole
 from nn.llama import prepared
+from text.tokenizers import Tokenizer, tokenizers_library
 
 
 class HfExport:
@@ -18,7 +18,7 @@ class HfExport:
     tokenizer.json and tokenizer_config.json.
     """
 
-    def __init__(self, folder: Path, tokenizer: lm_text.Tokenizer) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         self.folder = prepared(folder)
         self.tokenizer = hf_tokenizer(tokenizer)
 
@@ -32,12 +32,12 @@ class HfExport:
             "model_max_length": model.context_length,
             "clean_up_tokenization_spaces": False,
         }
-        (self.folder / "tokenizer.json").write_text(self.tokenizer, encoding="utf-8")
-        (self.folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_whole(self.folder / "tokenizer.json", self.tokenizer.encode())
+        write_whole(self.folder / "tokenizer_config.json", (json.dumps(settings, indent=2) + "\n").encode())
         return f"exported to {self.folder}, for AutoModelForCausalLM and AutoTokenizer"
 
 
-def hf_tokenizer(tokenizer: lm_text.Tokenizer) -> str | None:
+def hf_tokenizer(tokenizer: Tokenizer) -> str | None:
     """The tokenizer.json that gives the ids of ``tokenizer``; None for one that knows no text.
 
     Bytes and characters are a byte-pair encoding without merges. One difference is left: a character that the training
@@ -48,7 +48,7 @@ def hf_tokenizer(tokenizer: lm_text.Tokenizer) -> str | None:
         return None
     if form["kind"] == "bpe":
         return str(form["tokenizer"])
-    library = lm_text._tokenizers()
+    library = tokenizers_library()
     if form["kind"] == "byte":
         vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
         made = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from training.checkpoint import Checkpoint, open_newest
 from training.console import run_program
 from training.flags import Flags, complete, flag, integer, parse, path, raise_any
+from training.run import check_loss
 
 import minigrad as mg
 import nn
@@ -102,6 +103,7 @@ def evaluate(config: Config) -> int:
         raise_any([f"--stride: expected at most the model's context, {window} tokens, got {stride}"])
     tokens, what = tokens_to_score(config, checkpoint, tokenizer)
     result = score(model, tokenizer, tokens, stride, config.batch_size)
+    check_loss(result.nats)
     print(f"{checkpoint.path} on {what}: {result.tokens:,} tokens scored in windows of {window}, {stride} apart")
     print(result)
     return 0

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
 
 import numpy as np
-from text.tokenizers import Tokenizer, tokenizer_from_json
+from text.tokenizers import Tokenizer, encode_prompt, tokenizer_from_json
 from training.checkpoint import Checkpoint, open_newest
 from training.console import run_program
 from training.flags import Flags, complete, flag, integer, not_negative, number, parse, path, text
@@ -52,7 +52,7 @@ def generate(config: Config) -> int:
     """Print the samples."""
     checkpoint = open_newest(config.checkpoint, "train_lm.py")
     model, tokenizer = load_model(checkpoint, config.device)
-    prompt = tokenizer.encode(config.prompt) if config.prompt else np.array(checkpoint.meta["prompt"])
+    prompt = encode_prompt(tokenizer, config.prompt) if config.prompt else np.array(checkpoint.meta["prompt"])
     generator = np.random.default_rng(config.seed)
     for i in range(config.num_samples):
         tokens = nn.generate(

@@ -11,6 +11,7 @@ training/loop.py, where the optimizer and the updates are.
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import numpy as np
 from text import corpus as texts
 from text.corpus import Corpus, RandomBlocks
 from text.hf_export import HfExport
-from text.tokenizers import TOKENIZER, Ids
+from text.tokenizers import NAMES, TOKENIZER, Ids, encode_prompt
 from training import loop as training_loop
 from training.console import run_program
 from training.flags import (
@@ -39,7 +40,7 @@ from training.flags import (
     transient_flag,
 )
 from training.memory import check_memory
-from training.run import Run, open_run, perplexity
+from training.run import Run, check_loss, open_run, perplexity
 
 import minigrad as mg
 import nn
@@ -90,7 +91,9 @@ class Config(TrainingFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data is not None:
-            self.data = tuple(str(Path(file).resolve()) for file in self.data)
+            self.data = tuple(map(os.path.abspath, self.data))
+        if self.tokenizer not in (None, *NAMES):
+            self.tokenizer = os.path.abspath(self.tokenizer)
 
     @property
     def files(self) -> list[Path]:
@@ -109,6 +112,11 @@ class Config(TrainingFlags):
         if self.n_kv_head and self.n_head % self.n_kv_head:
             problems.append(f"--n-kv-head: expected a divisor of --n-head {self.n_head}, got {self.n_kv_head}")
         return problems
+
+    def check_new(self) -> list[str]:
+        """Whether the tokenizer can be read; a continued run has it in its checkpoint."""
+        missing = self.tokenizer not in (None, *NAMES) and not Path(self.tokenizer).is_file()
+        return [f"--tokenizer: expected {TOKENIZER.expected}, got {self.tokenizer}: no such file"] if missing else []
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -140,8 +148,17 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         "d_ff": config.d_ff,
         "dropout": config.dropout,
         "tie_embeddings": config.tie_embeddings,
+        "norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_layout": "interleaved",
         "dtype": config.weights_dtype,
     }
+    before = run.checkpoint.meta["model"] if run.checkpoint else {}
+    if other := sorted(name for name in before if before[name] != arguments.get(name)):
+        got = f"another in {', '.join(other)}: {[before[name] for name in other]}"
+        raise ArgumentError(
+            "a checkpoint of the model that is trained", got, "the version that wrote it goes on with it"
+        )
     run.about["model"] = arguments
     check_memory(config.device, *numbers_in_a_step(config, vocab_size), np.dtype(config.weights_dtype).itemsize, SIZES)
     return nn.TransformerLM(**arguments, device=config.device)
@@ -189,7 +206,7 @@ def evaluate(
 def prompt_ids(config: Config, corpus: Corpus) -> Ids:
     """The tokens that samples begin with: those of --prompt, else a new line, else the text's first token."""
     if config.prompt:
-        return corpus.tokenizer.encode(config.prompt)
+        return encode_prompt(corpus.tokenizer, config.prompt)
     try:
         ids = corpus.tokenizer.encode("\n")
     except ArgumentError:  # the characters of this text have no new line
@@ -197,11 +214,12 @@ def prompt_ids(config: Config, corpus: Corpus) -> Ids:
     return ids if len(ids) else corpus.training[:1]
 
 
-def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: Ids, seed: int) -> str:
-    """What the model writes after the prompt, from random numbers of its own."""
-    generator = np.random.default_rng(seed)
+def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: Ids, run: Run) -> str:
+    """What the model writes after the prompt, from random numbers of its own; a signal ends it."""
+    generator = np.random.default_rng(run.step)
+    stopped = lambda token: run.stop.received is not None
     return corpus.tokenizer.decode(
-        nn.generate(model, prompt, config.sample_tokens, config.temperature, generator=generator)
+        nn.generate(model, prompt, config.sample_tokens, config.temperature, generator=generator, callback=stopped)
     )
 
 
@@ -224,13 +242,14 @@ def train(config: Config, run: Run) -> int:
         loss=model.loss,
         count=lambda inputs, targets: targets.size,
         evaluate=lambda: evaluate(config, model, corpus, run),
-        sample=lambda step: sample(config, model, corpus, prompt, step),
+        sample=lambda step: sample(config, model, corpus, prompt, run),
     )
     print(about(config, corpus))
     optimizer, scaler = training_loop.prepare(config, run, task)
     status = 0
     if config.eval_only:
         loss, _ = evaluate(config, model, corpus, run) or (math.nan, {})
+        check_loss(loss)
         print(f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}")
     else:
         status = training_loop.train(config, run, task, optimizer, scaler)

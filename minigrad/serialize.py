@@ -30,12 +30,32 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     """Write named arrays or Tensors as a safetensors file: to a temporary name, flushed to disk, then renamed.
 
     An old file at ``path`` stays as it was until the new one is complete, and if anything fails; its permissions stay.
+    metadata is text by its names, which ``load_metadata`` reads again.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(f"{folder}/a.safetensors", {"x": np.ones(2)})
     ...     print(load(f"{folder}/a.safetensors")["x"])
     [1. 1.]
+
+    A model and its optimizer in one file: arrays under a prefix, the rest of the optimizer's state as text.
+
+    >>> import json, nn, optim
+    >>> model = nn.Linear(2, 2)
+    >>> optimizer = optim.AdamW(model.parameters())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     state = optimizer.state_dict()
+    ...     arrays = {f"model.{name}": array for name, array in model.state_dict().items()}
+    ...     arrays |= {f"optimizer.{name}": array for name, array in state["state"].items()}
+    ...     save(f"{folder}/all.safetensors", arrays, {"groups": json.dumps(state["param_groups"])})
+    ...     found = load(f"{folder}/all.safetensors")
+    ...     groups = json.loads(load_metadata(f"{folder}/all.safetensors")["groups"])
+    >>> parts = {"model": {}, "optimizer": {}}
+    >>> for name, array in found.items():
+    ...     part, _, rest = name.partition(".")
+    ...     parts[part][rest] = array
+    >>> model.load_state_dict(parts["model"])
+    >>> optimizer.load_state_dict({"state": parts["optimizer"], "param_groups": groups})
     """
     path = Path(os.path.realpath(checked_path(path)))
     plain, text = _plain(arrays), _text(metadata)
@@ -54,7 +74,8 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
 def checked_path(path: Any, what: str = "a file", example: str = "model.safetensors") -> Any:
     """``path``, refused where it is none."""
     if not isinstance(path, str | os.PathLike):
-        raise CallError(f"the path of {what}", describe(path), f"such as {example!r}")
+        hint = "the path comes first: save(path, arrays)" if isinstance(path, Mapping) else f"such as {example!r}"
+        raise CallError(f"the path of {what}", describe(path), hint)
     return path
 
 
@@ -192,7 +213,7 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 def _opened(path: str | os.PathLike[str]) -> Any:
     if not Path(checked_path(path)).is_file():
         hint = "it is a folder" if Path(path).is_dir() else f"the working directory is {os.getcwd()!r}"
-        raise FileFormatError("a safetensors file", f"no file {str(path)!r}", hint)
+        raise MissingFileError("a safetensors file", f"no file {str(path)!r}", hint)
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:

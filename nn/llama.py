@@ -242,12 +242,15 @@ def config_of(model: TransformerLM) -> dict[str, Any]:
     scaling = dict(rope.scaling or {})
     if scaling:
         scaling["rope_type"] = scaling.pop("type", scaling.get("rope_type"))
+    width = model.token_embeddings.embedding_dim
+    family = "mistral" if width % block.attn.num_heads else "llama"  # transformers refuses such a width of a LLaMA
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [f"{family.capitalize()}ForCausalLM"],
+        "model_type": family,
+        "sliding_window": None,
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.context_length,
-        "hidden_size": model.token_embeddings.embedding_dim,
+        "hidden_size": width,
         "intermediate_size": block.ffn.w1.out_features,
         "num_hidden_layers": len(model.layers),
         "num_attention_heads": block.attn.num_heads,

@@ -106,7 +106,8 @@ def _make_tokenizer(name: str | None, vocab_size: int | None, text: str, trainin
 def _obstacle(path: Path) -> str:
     """Why the file ``path`` can't be read, in words; empty where it can."""
     if not path.is_file():
-        return f"{path}, which {'is a folder' if path.is_dir() else 'does not exist'}"
+        what = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
+        return f"{path}, which {what}"
     if not os.access(path, os.R_OK):
         return f"{path}, which is not yours to read"
     return f"{path}, which is empty" if path.stat().st_size == 0 else ""
@@ -117,7 +118,7 @@ def _read_text(path: Path) -> str:
         raise FileFormatError("a text", obstacle)
     content = path.read_bytes()
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8").removeprefix("\ufeff")  # a byte order mark is no part of the text
     except UnicodeDecodeError as error:
         got = f"{path} with byte 0x{content[error.start]:02x} at offset {error.start} ({error.reason})"
         binary = any(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in content[:1024])

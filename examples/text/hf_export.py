@@ -26,6 +26,8 @@ class HfExport:
         """Write the files; a line for people that says so."""
         nn.save_llama(model, self.folder)
         if self.tokenizer is None:
+            for name in ("tokenizer.json", "tokenizer_config.json"):  # those of a model that was there before
+                (self.folder / name).unlink(missing_ok=True)
             return f"exported to {self.folder}, without a tokenizer: the ids of a token file have none"
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",

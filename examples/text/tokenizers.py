@@ -9,17 +9,19 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from training.flags import Kind, how_to_install
+from training.flags import Kind, how_to_install, raise_any
 
 from minigrad.errors import ArgumentError, FileFormatError
 
 Ids = NDArray[Any]
 
+NAMES = ("byte", "char", "bpe")
+
 #: What the flag --tokenizer takes.
 TOKENIZER = Kind(
     "NAME",
     "byte, char, bpe or the path of a tokenizer.json",
-    legal=lambda name: name in ("byte", "char", "bpe") or Path(name).is_file(),
+    legal=lambda name: name in NAMES or name.endswith(".json") or Path(name).is_file(),
 )
 
 
@@ -112,7 +114,9 @@ class BpeTokenizer:
         except Exception as error:  # the library raises plain Exception
             got = f"{source}, where: {error}"
             raise FileFormatError("a tokenizer.json of the tokenizers library", got, "--tokenizer PATH") from None
-        self.vocab_size: int = self._tokenizer.get_vocab_size()
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size: int = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have holes
 
     @classmethod
     def trained(cls, text: str, vocab_size: int) -> BpeTokenizer:
@@ -127,7 +131,10 @@ class BpeTokenizer:
         return cls(tokenizer.to_str())
 
     def encode(self, text: str) -> Ids:
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # one without an unknown token may not know a text
+            raise ArgumentError("a text that the tokenizer.json can encode", str(error), "--tokenizer byte") from None
         return np.array(ids, id_dtype(self.vocab_size))
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
@@ -137,12 +144,25 @@ class BpeTokenizer:
         return {"kind": "bpe", "tokenizer": self._tokenizer.to_str()}
 
     def byte_lengths(self) -> Ids | None:
-        decoder = json.loads(self._tokenizer.to_str())["decoder"] or {}
-        if decoder.get("type") != "ByteLevel":  # others add and drop spaces
+        form = json.loads(self._tokenizer.to_str())
+        first = form["pre_tokenizer"] or {}
+        if (
+            (form["decoder"] or {}).get("type") != "ByteLevel"
+            or form["normalizer"]
+            or any(map(_changes_text, first.get("pretokenizers", [first])))
+            or any(token["lstrip"] or token["rstrip"] for token in form["added_tokens"])
+            or not {*tokenizers_library().pre_tokenizers.ByteLevel.alphabet()} <= self._tokenizer.get_vocab().keys()
+        ):
             return None
         added = self._tokenizer.get_added_tokens_decoder()  # these are plain text; else a character is a byte
         names = [self._tokenizer.id_to_token(token) or "" for token in range(self.vocab_size)]
         return np.array([len(name.encode() if token in added else name) for token, name in enumerate(names)])
+
+
+def _changes_text(step: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer may add or drop characters, or leave out the byte level."""
+    cuts = step.get("type") in ("ByteLevel", "Split", "Digits")
+    return not cuts or step.get("add_prefix_space", False) or step.get("behavior") == "Removed"
 
 
 def tokenizers_library() -> Any:
@@ -169,8 +189,12 @@ class IdTokenizer:
         self.vocab_size = vocab_size
 
     def encode(self, text: str) -> Ids:
-        if not all(word.isdigit() and int(word) < self.vocab_size for word in text.split()):
-            raise ArgumentError(f"ids from 0 to {self.vocab_size - 1}, separated by spaces", repr(text))
+        for place, word in enumerate(text.split(), 1):
+            if not (word.isdecimal() and len(word) < 20 and int(word) < self.vocab_size):
+                got = f"{word[:20]!r} as number {place}"
+                raise ArgumentError(
+                    f"ids from 0 to {self.vocab_size - 1}, separated by spaces", got, "such as 17 4 256"
+                )
         return np.array([int(word) for word in text.split()], id_dtype(self.vocab_size))
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
@@ -181,6 +205,14 @@ class IdTokenizer:
 
     def byte_lengths(self) -> None:
         return None
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> Ids:
+    """The ids of what --prompt gives, at least one."""
+    ids = tokenizer.encode(prompt)
+    if not len(ids):
+        raise_any([f"--prompt: expected a text of at least one token, got {prompt!r}"])
+    return ids
 
 
 def tokenizer_from_json(form: dict[str, Any]) -> Tokenizer:

@@ -112,10 +112,10 @@ def is_complete(folder: Path) -> bool:
     return (folder / META).is_file()
 
 
-def steps_in(out: Path) -> list[int]:
-    """The steps of the complete checkpoints in ``out``, in order."""
+def steps_in(out: Path, complete: bool = True) -> list[int]:
+    """The steps of the checkpoints in ``out``, in order; ``complete=False`` counts those without a meta.json too."""
     found = [(re.fullmatch(STEP, path.name), path) for path in out.glob("step_*")]
-    return sorted(int(match[1]) for match, path in found if match and is_complete(path))
+    return sorted(int(match[1]) for match, path in found if match and (is_complete(path) or not complete))
 
 
 def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:

@@ -53,7 +53,12 @@ class Kind:
         return value
 
 
-text, path = Kind("TEXT"), Kind("PATH")
+def encodable(value: str) -> bool:
+    """Whether the text is Unicode that can be written; what a terminal sends in another encoding is not."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+text, path = Kind("TEXT", "text in the encoding of the terminal", legal=encodable), Kind("PATH")
 
 
 def integer(least: int) -> Kind:
@@ -114,6 +119,10 @@ class Flags:
         """What is wrong with the flags together, one sentence each; subclasses add theirs."""
         if self.device == "cuda" and not mg.cuda.is_available():
             return [f"--device: expected a GPU that can be used, found {_missing_for_cuda()}; or take --device cpu"]
+        return []
+
+    def check_new(self) -> list[str]:
+        """What is wrong with them for a run that isn't continued; a checkpoint holds what such a run has read."""
         return []
 
 
@@ -220,7 +229,7 @@ def spelling(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def help_text(config_class: type, program: str, description: str) -> str:
+def help_text(config_class: type, program: str, description: str | None) -> str:
     """What --help shows: the first two paragraphs of ``description``, and every flag.
 
     description is the docstring of the program, or None, as ``python -OO`` leaves of it; it begins with what the
@@ -229,7 +238,7 @@ def help_text(config_class: type, program: str, description: str) -> str:
     parser = argparse.ArgumentParser(
         program,
         usage="%(prog)s [FLAG [VALUE]] ...",
-        description="\n\n".join(description.split("\n\n")[:2]),
+        description="\n\n".join((description or "").split("\n\n")[:2]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     owners = {name: owner for owner in config_class.__mro__ for name in inspect.get_annotations(owner)}
@@ -253,7 +262,7 @@ def _title(owner: type) -> str:
 
 
 def parse(
-    config_class: type, argv: Sequence[str] | None, program: str, description: str
+    config_class: type, argv: Sequence[str] | None, program: str, description: str | None
 ) -> tuple[dict[str, Any], list[str]]:
     """The flags given in ``argv``, by field name, and what is wrong with the others, for ``complete``."""
     fields = {spelling(field.name): field for field in dataclasses.fields(config_class)}
@@ -331,12 +340,15 @@ def merge(
     if stored is not None:
         kept = [field.name for field in fields if field.metadata["on_resume"] != "transient"]
         before |= {name: stored[name] for name in kept if name in stored}
+    config = config_class(**(before | dict(given)))
+    if stored is None:
+        return config, [*config.check(), *config.check_new()]
+    was = config_class(**before)
     conflicts = [
         f"{spelling(field.name)}: the run that is continued has {before[field.name]!r}, got {given[field.name]!r}"
         for field in fields
-        if stored is not None
-        and field.metadata["on_resume"] == "fixed"
-        and given.get(field.name, before[field.name]) != before[field.name]
+        if field.metadata["on_resume"] == "fixed"
+        and field.name in given
+        and getattr(config, field.name) != getattr(was, field.name)  # paths are the same however they are written
     ]
-    config = config_class(**(before | dict(given)))
     return config, [*conflicts, *config.check()]

@@ -95,3 +95,12 @@ def test_what_killed_writers_left_is_removed_after_an_hour(tmp_path: Path) -> No
         os.utime(left, (time.time() - 3700,) * 2)
     write_whole(tmp_path / "a", b"")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".a.1.3.tmp", ".b.1.2.tmp", "a"]
+
+
+def test_a_missing_file_and_arguments_in_torchs_order_are_said_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere\.safetensors"):
+        mg.load(tmp_path / "nowhere.safetensors")
+    with pytest.raises(TypeError, match=r"the path comes first: save\(path, arrays\)"):
+        mg.save({"x": np.ones(1)}, tmp_path / "a.safetensors")  # type: ignore[arg-type, dict-item]
+    mg.save(tmp_path / "a.safetensors", {"x": np.ones(1)}, {"note": "é"})
+    assert mg.load_metadata(tmp_path / "a.safetensors") == {"note": "é"}

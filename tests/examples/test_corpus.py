@@ -1,8 +1,11 @@
 """Texts, tokenizers, token files and batches."""
 
 import json
+import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +61,66 @@ def test_halves_of_a_character_and_unknown_characters() -> None:
         IdTokenizer(10).encode("1 10")
 
 
+@pytest.mark.parametrize("text", ["²", "1 -2", "9" * 5000, "a text, no ids. " * 1000])
+def test_what_is_no_id_is_named_shortly(text: str) -> None:
+    with pytest.raises(MiniGradError, match=r"as number [12]") as caught:
+        IdTokenizer(300).encode(text)
+    assert len(str(caught.value)) < 200
+
+
+# ---- tokenizer.json in all its forms ---------------------------------------------------------------------------------
+
+
+def changed(**parts: Any) -> BpeTokenizer:
+    """A trained byte-level tokenizer whose tokenizer.json has other ``parts``."""
+    pytest.importorskip("tokenizers")
+    form = json.loads(BpeTokenizer.trained(TEXT, 300).as_json()["tokenizer"])
+    return BpeTokenizer(json.dumps({**form, **parts}))
+
+
+def test_truncation_and_padding_are_switched_off() -> None:
+    whole = changed().encode(TEXT).tolist()
+    cut = {"direction": "Right", "max_length": 32, "strategy": "LongestFirst", "stride": 0}
+    filled = {"strategy": {"Fixed": 9000}, "direction": "Right", "pad_to_multiple_of": None}
+    filled |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+    assert len(whole) > 32
+    for tokenizer in (changed(truncation=cut), changed(padding=filled)):
+        assert tokenizer.encode(TEXT).tolist() == whole
+        assert tokenizer_from_json(tokenizer.as_json()).encode(TEXT).tolist() == whole
+
+
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "NFKC"}},
+        {"pre_tokenizer": {**LEVEL, "add_prefix_space": True}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{**SPLIT, "behavior": "Removed"}, LEVEL]}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"decoder": None},
+    ],
+)
+def test_bytes_are_unknown_where_a_tokenizer_changes_the_text(parts: dict[str, Any]) -> None:
+    assert changed(**parts).byte_lengths() is None
+    cuts = changed(pre_tokenizer={"type": "Sequence", "pretokenizers": [SPLIT, LEVEL]})
+    lengths = cuts.byte_lengths()
+    assert lengths is not None
+    assert lengths[cuts.encode(TEXT)].sum() == len(TEXT.encode())
+
+
+def test_ids_with_holes_and_a_text_without_an_unknown_token() -> None:
+    pytest.importorskip("tokenizers")
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 70_000}, "unk_token": "?"}
+    tokenizer = BpeTokenizer(json.dumps({"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model}))
+    assert tokenizer.vocab_size == 70_001
+    assert tokenizer.encode("b a b").tolist() == [70_000, 0, 70_000]
+    with pytest.raises(MiniGradError, match=r"a text that the tokenizer\.json can encode"):
+        tokenizer.encode("a c")
+
+
 def write(folder: Path, name: str, content: bytes) -> Path:
     path = folder / name
     path.write_bytes(content)
@@ -89,6 +152,20 @@ def test_unfit_texts_are_refused_in_words(tmp_path: Path, content: bytes | None,
     with pytest.raises(REFUSED, match=message) as caught:
         corpora.read_corpus([path])
     assert "text.txt" in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    first = write(tmp_path, "a.txt", b"\xef\xbb\xbf" + b"abcde" * 3)
+    second = write(tmp_path, "b.txt", b"\xef\xbb\xbf" + b"\xef\xbb\xbf01234")  # the second one is a character
+    corpus = corpora.read_corpus([first, second])
+    assert bytes(corpus.training) + bytes(corpus.validation) == b"abcde" * 3 + b"\xef\xbb\xbf01234"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no FIFO on Windows")
+def test_what_is_no_regular_file_is_called_so(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FlagErrors, match=r"pipe, which is no regular file"):
+        corpora.read_corpus([tmp_path / "pipe"])
 
 
 def test_a_folder_a_missing_tokenizer_and_a_short_text(tmp_path: Path) -> None:

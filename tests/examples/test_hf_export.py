@@ -56,6 +56,15 @@ def test_ids_have_no_tokenizer(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_ids_exported_over_a_model_of_text_leave_no_tokenizer_of_it(tmp_path):
+    pytest.importorskip("tokenizers")
+    model = nn.TransformerLM(256, 16, 8, 1, 2, generator=1)
+    HfExport(tmp_path, ByteTokenizer()).write(model)
+    assert (tmp_path / "tokenizer.json").is_file()
+    HfExport(tmp_path, IdTokenizer(256)).write(model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
 def test_a_tokenizer_json_is_handed_on():
     pytest.importorskip("tokenizers")
     tokenizer = BpeTokenizer.trained(TEXT, 300)

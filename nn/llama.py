@@ -173,7 +173,7 @@ def _check_parts(model: TransformerLM) -> None:
 
 
 def prepared(folder: str | os.PathLike[str]) -> Path:
-    """The folder, made where it isn't there, for ``save_llama``; refused if it holds another model's shards."""
+    """Make the folder for ``save_llama`` where it isn't there; one that holds another model's shards is refused."""
     folder = Path(checked_path(folder, "a folder", "models/llama"))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,9 @@ from text.tokenizers import Tokenizer, tokenizers_library
 
 
 class HfExport:
-    """The folder of an export, made at once, so that what can't be written is said before the training.
+    """An export to a folder, which is made at once: a folder that can't be written is refused before the training.
 
-    ``write(model)`` fills it: config.json and model.safetensors, and for tokenizers that transformers can have,
+    ``write(model)`` fills the folder: config.json and model.safetensors, and for tokenizers that transformers can have,
     tokenizer.json and tokenizer_config.json.
     """
 

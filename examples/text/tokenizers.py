@@ -105,17 +105,19 @@ def _code_points(text: str) -> Ids:
 
 
 class BpeTokenizer:
-    """Byte-pair encoding by the ``tokenizers`` library, from the JSON text of one of its tokenizers."""
+    """Byte-pair encoding by the ``tokenizers`` library, from the JSON text of one of its tokenizers.
+
+    Truncation and padding, which a tokenizer.json may ask for, are left out.
+    """
 
     def __init__(self, form: str, source: object = "one") -> None:
         library = tokenizers_library()
         try:
-            self._tokenizer = library.Tokenizer.from_str(form)
+            self._form = {**json.loads(form), "truncation": None, "padding": None}
+            self._tokenizer = library.Tokenizer.from_str(json.dumps(self._form))
         except Exception as error:  # the library raises plain Exception
             got = f"{source}, where: {error}"
             raise FileFormatError("a tokenizer.json of the tokenizers library", got, "--tokenizer PATH") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self.vocab_size: int = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have holes
 
     @classmethod
@@ -141,16 +143,15 @@ class BpeTokenizer:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def as_json(self) -> dict[str, Any]:
-        return {"kind": "bpe", "tokenizer": self._tokenizer.to_str()}
+        return {"kind": "bpe", "tokenizer": json.dumps(self._form, ensure_ascii=False)}
 
     def byte_lengths(self) -> Ids | None:
-        form = json.loads(self._tokenizer.to_str())
-        first = form["pre_tokenizer"] or {}
+        first = self._form.get("pre_tokenizer") or {}
         if (
-            (form["decoder"] or {}).get("type") != "ByteLevel"
-            or form["normalizer"]
+            (self._form.get("decoder") or {}).get("type") != "ByteLevel"
+            or self._form.get("normalizer")
             or any(map(_changes_text, first.get("pretokenizers", [first])))
-            or any(token["lstrip"] or token["rstrip"] for token in form["added_tokens"])
+            or any(token.get("lstrip") or token.get("rstrip") for token in self._form.get("added_tokens", ()))
             or not {*tokenizers_library().pre_tokenizers.ByteLevel.alphabet()} <= self._tokenizer.get_vocab().keys()
         ):
             return None
@@ -161,8 +162,9 @@ class BpeTokenizer:
 
 def _changes_text(step: dict[str, Any]) -> bool:
     """Whether a pre-tokenizer may add or drop characters, or leave out the byte level."""
-    cuts = step.get("type") in ("ByteLevel", "Split", "Digits")
-    return not cuts or step.get("add_prefix_space", False) or step.get("behavior") == "Removed"
+    kind = step.get("type")
+    spaces = step.get("add_prefix_space", kind == "ByteLevel")
+    return kind not in ("ByteLevel", "Split", "Digits") or spaces or step.get("behavior") == "Removed"
 
 
 def tokenizers_library() -> Any:

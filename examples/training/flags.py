@@ -36,7 +36,7 @@ class FlagErrors(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a flag takes: how the help shows it, what it must be in words, its conversion from text, and its check."""
+    """The kind of value that a flag takes: its name in the help, its description in errors, a conversion, a check."""
 
     metavar: str
     expected: str = "a value"

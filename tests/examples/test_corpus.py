@@ -113,10 +113,11 @@ def test_bytes_are_unknown_where_a_tokenizer_changes_the_text(parts: dict[str, A
 
 def test_ids_with_holes_and_a_text_without_an_unknown_token() -> None:
     pytest.importorskip("tokenizers")
-    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 70_000}, "unk_token": "?"}
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 4_000_000_000}, "unk_token": "?"}
     tokenizer = BpeTokenizer(json.dumps({"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model}))
-    assert tokenizer.vocab_size == 70_001
-    assert tokenizer.encode("b a b").tolist() == [70_000, 0, 70_000]
+    assert tokenizer.vocab_size == 4_000_000_001
+    assert tokenizer.encode("b a b").tolist() == [4_000_000_000, 0, 4_000_000_000]
+    assert tokenizer_from_json(tokenizer.as_json()).vocab_size == 4_000_000_001
     with pytest.raises(MiniGradError, match=r"a text that the tokenizer\.json can encode"):
         tokenizer.encode("a c")
 

@@ -41,6 +41,7 @@ def problems(line: str) -> list[str]:
         ("--max_iters=5 --learning_rate 2e-4", {"max_iters": 5, "learning_rate": 2e-4}),
         ("--data a.txt b_c.txt --tie", {"data": ["a.txt", "b_c.txt"], "tie": True}),
         ("--max-iters 1 --max-iters 2", {"max_iters": 2}),
+        ("--data a b --tie --data=c d", {"data": ["c", "d"], "tie": True}),
     ],
 )
 def test_only_what_was_given_is_parsed(line: str, given: dict[str, object]) -> None:

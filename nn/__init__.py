@@ -17,7 +17,7 @@ from .beam_search import Beam, beam_search
 from .cache import KVCache
 from .containers import ModuleDict, ModuleList, Sequential
 from .encoder_decoder import DecoderLayer, EncoderLayer, Transformer
-from .evaluation import perplexity, total_loss
+from .evaluation import perplexity, sliding_windows, total_loss
 from .feedforward import FeedForward, SwiGLU
 from .generation import generate
 from .linear import Embedding, Linear
@@ -67,6 +67,7 @@ __all__ = [
     "padding_mask",
     "perplexity",
     "save_llama",
+    "sliding_windows",
     "total_loss",
 ]
 __getattr__, __dir__ = module_names(globals())

@@ -3,44 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import numpy as np
 
-from minigrad import ops
 from minigrad.backend import DType, as_dtype, is_half
-from minigrad.engine.core import Primitive
 from minigrad.engine.recording import in_precision
-from minigrad.engine.registry import REGISTRY
 from minigrad.errors import CallError, DTypeError
-from minigrad.kernels.attention import attention
-from minigrad.kernels.cross_entropy import cross_entropy
-from minigrad.kernels.layer_norm import layer_norm
-from minigrad.kernels.linear import linear
-from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
-from minigrad.kernels.qkv_projection import qkv_projection
-from minigrad.kernels.rms_norm import rms_norm
-from minigrad.kernels.softmax import log_softmax, softmax
-from minigrad.kernels.swiglu_ffn import swiglu_ffn
 from minigrad.messages.explain import describe
-
-LOW: tuple[Primitive[Any], ...] = (
-    ops.matmul,
-    ops.linalg.einsum_explicit,
-    linear,
-    qkv_projection,
-    swiglu_ffn,
-    attention,
-)
-WIDE: tuple[Any, ...] = (
-    *(ops.sum, ops.mean, ops.prod, ops.var, ops.std, ops.cumsum, ops.cumprod, ops.logsumexp),
-    *(REGISTRY["root_sum_square"], REGISTRY["root_sum_power"], rms_norm, layer_norm, softmax, log_softmax),
-    *(cross_entropy, linear_cross_entropy),
-)
-for _precision, _operations in (("low", LOW), ("wide", WIDE)):
-    for _operation in _operations:
-        _operation.precision = _precision
-qkv_projection.wide_part = swiglu_ffn.wide_part = "gain"
 
 
 class autocast(in_precision):

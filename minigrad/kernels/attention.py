@@ -59,7 +59,7 @@ def _torch(t: Any, q: Any, k: Any, v: Any, mask: Any = None, is_causal: bool = F
     )
 
 
-@fused(torch=_torch, numpy=False, samples=[
+@fused(precision="low", torch=_torch, numpy=False, samples=[
     sample((2, 2, 5, 3), (2, 2, 5, 3), (2, 2, 5, 3), is_causal=True),
     sample((4, 3, 2), (2, 5, 2), (2, 5, 4), scale=0.5, window=2),
     sample((1, 3, 2), (2, 1, 2, 2), (2, 2, 2), (3, 2)),

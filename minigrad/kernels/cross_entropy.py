@@ -33,7 +33,7 @@ _ids = np.array([[0, 4, 2], [-100, 1, 1]])
 _samples = [sample((2, 3, 5), _ids), sample((2, 3, 5), _ids, label_smoothing=0.1, reduction="none")]
 
 
-@fused(torch=_torch, numpy=False, samples=[*_samples, sample((2, 3, 5), (2, 3, 5), reduction="sum")])
+@fused(precision="wide", torch=_torch, numpy=False, samples=[*_samples, sample((2, 3, 5), (2, 3, 5), reduction="sum")])
 def cross_entropy(
     logits: Array, targets: Array, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> Array:

@@ -21,7 +21,7 @@ def _torch(t: Any, x: Any, normalized_shape: Any = None, *rest: Any, **named: An
 _samples = [sample((2, 3)), sample((2, 3, 4), [3, 4], (3, 4), (3, 4)), sample((3, 5), None, (5,), None, 0.1)]
 
 
-@fused(torch=_torch, numpy=False, samples=_samples)
+@fused(precision="wide", torch=_torch, numpy=False, samples=_samples)
 def layer_norm(
     x: Array, normalized_shape: Any = None, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5
 ) -> Array:

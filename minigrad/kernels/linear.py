@@ -16,7 +16,7 @@ from minigrad.ops import matmul, transpose
 _samples = [sample((2, 3), (4, 3)), sample((2, 2, 3), (4, 3), (4,)), sample((3,), (4, 3), (4,))]
 
 
-@fused(torch="nn.functional.linear", numpy=False, samples=_samples)
+@fused(precision="low", torch="nn.functional.linear", numpy=False, samples=_samples)
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """``x Wᵀ + b`` over the last axis of x.
 

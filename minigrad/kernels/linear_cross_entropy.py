@@ -40,7 +40,7 @@ _ids = np.array([[0, 4, 2], [-100, 1, 1]])
 _samples = [sample((2, 3, 4), (5, 4), _ids, label_smoothing=p, reduction=r) for p, r in ((0.0, "mean"), (0.1, "none"))]
 
 
-@fused(torch=_torch, numpy=False, samples=_samples)
+@fused(precision="wide", torch=_torch, numpy=False, samples=_samples)
 def linear_cross_entropy(
     x: Array,
     weight: Array,

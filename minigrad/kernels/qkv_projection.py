@@ -25,7 +25,7 @@ def _torch(t: Any, x: Any, wq: Any, wk: Any, wv: Any, gain: Any = None, eps: flo
 _samples = [sample((2, 3), (5, 3), (4, 3), (2, 3)), sample((2, 2, 3), *[(2, 3)] * 3, (3,), 0.1)]
 
 
-@fused(torch=_torch, numpy=False, samples=_samples)
+@fused(precision="low", wide_part="gain", torch=_torch, numpy=False, samples=_samples)
 def qkv_projection(
     x: Array, wq: Array, wk: Array, wv: Array, gain: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Array, Array]:

@@ -19,6 +19,7 @@ def _torch(t: Any, x: Any, normalized_shape: Any = None, weight: Any = None, eps
 
 
 @fused(
+    precision="wide",
     torch=_torch,
     numpy=False,
     samples=[sample((2, 3)), sample((2, 3, 4), [3, 4], (3, 4)), sample((3, 5), None, (5,), 0.1)],

@@ -44,7 +44,7 @@ _samples = [
 ]
 
 
-@fused(torch=_torch, numpy=False, samples=_samples)
+@fused(precision="low", wide_part="gain", torch=_torch, numpy=False, samples=_samples)
 def swiglu_ffn(
     x: Array,
     w1: Array,

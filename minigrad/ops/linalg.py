@@ -47,7 +47,7 @@ _products = [
 ]
 
 
-@primitive(samples=_products)
+@primitive(precision="low", samples=_products)
 def matmul(x: Array, y: Array) -> Array:
     """Matrix product ``x @ y`` over the last two axes, the others broadcast; 1-D arrays are a row and a column.
 
@@ -191,6 +191,7 @@ def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
 @primitive(
     part_of="einsum",
     sequence=True,
+    precision="low",
     samples=[sample([(2, 3), (3, 2)], "ij,jk->ki"), sample([(2, 2, 3), (3,)], "iij,k->ji")],
 )
 def einsum_explicit(operands: Sequence[Array], subscripts: str) -> Array:

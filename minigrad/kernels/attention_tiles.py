@@ -94,7 +94,7 @@ def share_of(dropout_p: float) -> float:
     return 0.0 if dropout_p == 1 else 1 / (1 - dropout_p)
 
 
-def kept(seed: int, rows: Array, columns: slice, dropout_p: float) -> Array:
+def dropout_mask(seed: int, rows: Array, columns: slice, dropout_p: float) -> Array:
     """Which weights dropout keeps: a hash of (seed, row, column) that is at least p, for each row and column.
 
     rows numbers the rows of all scores of the call; the result has their shape and a last axis of the columns. The
@@ -283,10 +283,11 @@ class AttentionCall:
         rows = 0
         for size, part, axis in zip(self.rows, at, range(4), strict=True):
             rows = rows * size + np.arange(size)[part].reshape(-1, *[1] * (3 - axis))
-        return (kept(self.seed, rows, j, self.dropout_p) * self.q.dtype.type(share_of(self.dropout_p))).reshape(shape)
+        mask = dropout_mask(self.seed, rows, j, self.dropout_p)
+        return (mask * self.q.dtype.type(share_of(self.dropout_p))).reshape(shape)
 
 
-def job_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any, ...]) -> tuple[AttentionCall, Sizes]:
+def call_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any, ...]) -> tuple[AttentionCall, Sizes]:
     """Bring a call to the one form: leading axes flattened, heads grouped, rows that BLAS can read in place."""
     is_causal, scale, dropout_p, seed, window = options
     sizes = sizes_of(q, k, v, mask)

@@ -16,6 +16,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.machine.parallel import scratch
+from minigrad.messages.arguments import as_int
 
 ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal, more make better matrix products,
 LONG_ROWS = 128  # and of a sequence of LONG queries the diagonal is a small part
@@ -81,7 +82,7 @@ def _check_mask(mask: Any, scores: tuple[int, ...]) -> None:
 
 def band(is_causal: bool, window: int | None) -> tuple[float, float]:
     """How far a query i looks: at keys j with ``i - left <= j <= i + right``."""
-    if window is not None and window < 1:
+    if window is not None and as_int(window, "window") < 1:
         raise ArgumentError("a window of at least 1 key, or None", f"window={window}", "None looks at all keys")
     left = math.inf if window is None else window - 1
     return left, 0 if is_causal else left

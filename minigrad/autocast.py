@@ -1,4 +1,4 @@
-"""Mixed precision: products of matrices in half precision, what is summed over many numbers in float32."""
+"""Mixed precision: products of matrices in half precision, sums over many numbers in float32."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class autocast(in_precision):
     """Products of matrices run in ``dtype``, float16 or bfloat16, and the rest in float32: in a ``with`` block, or a
     function decorated by ``@autocast(dtype)``.
 
-    Cast are the arguments of ``linear``, ``qkv_projection``, ``swiglu_ffn``, ``matmul``, ``einsum`` and ``attention``
-    to ``dtype`` (the products of ``linear_cross_entropy`` are in ``dtype`` too), and those of reductions, norms,
-    softmax and losses to float32; gradients come back in the dtypes of the parameters, which stay float32. float64 is
-    left alone; ``autocast("float32")`` changes nothing. A backward pass has the dtypes of its forward pass, wherever it
-    runs. float16, whose smallest number is 6e-8, needs :class:`optim.GradScaler` besides. NumPy's warnings of overflow
-    are silent inside, and in the backward pass of a loss that was scaled. Micikevicius et al., "Mixed Precision
-    Training" (2018).
+    An operation declares its precision where it is defined. ``linear``, ``qkv_projection``, ``swiglu_ffn``, ``matmul``,
+    ``einsum`` and ``attention`` get their arguments in ``dtype``; the products of ``linear_cross_entropy`` are in
+    ``dtype`` too. Reductions, norms, softmax and losses get theirs in float32. Parameters and their gradients stay
+    float32. float64 is left alone; ``autocast("float32")`` changes nothing. A backward pass has the dtypes of its
+    forward pass, wherever it runs. The smallest number of float16 is 6e-8, so it needs :class:`optim.GradScaler` too.
+    NumPy's warnings of overflow are silent inside, and in the backward pass of a loss that was scaled. Micikevicius et
+    al., "Mixed Precision Training" (2018).
 
     >>> import minigrad as mg
     >>> x = mg.ones((2, 2), requires_grad=True)

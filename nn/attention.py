@@ -47,8 +47,8 @@ class MultiHeadAttention(Module):
 
     q_proj, k_proj, v_proj take (..., d_model) to heads of head_dim features (d_model / num_heads if not given). With
     num_kv_heads < num_heads neighbouring heads share keys and values (grouped-query attention, Ainslie et al. 2023).
-    dropout drops attention weights in training; rope, a RotaryEmbedding, turns queries and keys; bias is that of all
-    four projections. Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
+    dropout drops attention weights in training. rope, a RotaryEmbedding, turns queries and keys. With bias all four
+    projections have one. Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
 
     >>> import minigrad as mg
     >>> MultiHeadAttention(16, num_heads=4, num_kv_heads=2)(mg.ones((2, 5, 16)), is_causal=True).shape
@@ -95,8 +95,8 @@ class MultiHeadAttention(Module):
         - attn_mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, T, S)
         - is_causal: position i sees positions up to i alone
         - positions: of x, for rope: integers (T,) or (..., T); by default they count on from the cache, or from 0
-        - cache: keys and values of earlier positions, to which those of x are added; x then sees all of them. With a
-          context: its keys and values, computed at the first call alone
+        - cache: holds keys and values of earlier positions, and takes those of x; x sees all of them. With a context:
+          holds the context's keys and values, which the first call computes
         """
         q, k, v = self._heads(x, context, positions, cache)
         return self._output(q, k, v, attn_mask, is_causal, cache)
@@ -112,7 +112,7 @@ class MultiHeadAttention(Module):
         positions: Any = None,
         cache: KVCache | None = None,
     ) -> Any:
-        """What ``forward`` makes of x, given its three projections (..., T, heads · head_dim)."""
+        """``forward`` from the three projections of x on, each (..., T, heads · head_dim)."""
         q, k, v = self._own_heads(q, k, v, positions, cache)
         return self._output(q, k, v, attn_mask, is_causal, cache)
 
@@ -128,7 +128,7 @@ class MultiHeadAttention(Module):
         return F.scaled_dot_product_attention(q, k, keys[None], attn_mask, is_causal)
 
     def _heads(self, x: Any, context: Any, positions: Any, cache: KVCache | None) -> tuple[Any, Any, Any]:
-        """Queries of x, and keys and values of x and what is in the cache, or of the context."""
+        """Queries of x; keys and values of the context, or of the cache and x."""
         check_sequences(x, context)
         if context is None:
             return self._own_heads(self.q_proj(x), self.k_proj(x), self.v_proj(x), positions, cache)

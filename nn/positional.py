@@ -1,4 +1,4 @@
-"""Where a token stands: sinusoids added to embeddings, and rotations of queries and keys (RoPE)."""
+"""Positions of tokens: sinusoids added to embeddings, and rotations of queries and keys (RoPE)."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class TransformerBlock(Module):
         )
 
     def _fused(self, x: Any, options: dict[str, Any]) -> Any:
-        """The block in fewer operations: a product normalises the rows that it reads, and what is wide is not kept."""
+        """The block in fewer operations: products normalise the rows that they read, and keep fewer arrays."""
         attn, ffn = self.attn, self.ffn
         weights = attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight
         projections = F.qkv_projection(x, *weights, self.ln1.weight, self.ln1.eps)
@@ -166,7 +166,7 @@ class TransformerLM(Module):
             self.lm_head.weight = self.token_embeddings.weight
 
     def hidden(self, tokens: Any, cache: KVCache | None = None) -> Any:
-        """What the head reads: the normalized output (batch, sequence, d_model) of the last block.
+        """The input of the head: the normalized output (batch, sequence, d_model) of the last block.
 
         With a cache, tokens go on from those that it holds, and no graph is recorded.
         """

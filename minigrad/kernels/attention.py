@@ -1,7 +1,7 @@
-"""Scaled dot-product attention in tiles: the T × T weights never exist, and the time is that of the matrix products.
+"""Scaled dot-product attention in tiles: the T × T weights never exist, and the matrix products take most of the time.
 
-Every row of scores becomes unnormalised weights ``E = exp(scores - shift)``. Two numbers of a row are kept, shift and
-``total = Σ E`` (the log-sum-exp is ``shift + log total``); the backward pass makes E again from them, tile by tile::
+Every row of scores becomes unnormalised weights ``E = exp(scores - shift)``. A node keeps two numbers of a row, shift
+and ``total = Σ E`` (the log-sum-exp is ``shift + log total``). The backward pass makes E again from them, in tiles::
 
     out = E v / total                      ĝ = g / total       D = rowsum(ĝ ∘ out)
     dv = Eᵀ ĝ       ds = E ∘ (ĝ vᵀ - D)      dq = scale · ds k    dk = scale · dsᵀ q
@@ -49,7 +49,7 @@ SHIFTED = 1e-30  # in place of a shift of 0: it changes no score, but tells the 
 
 def _torch(t: Any, q: Any, k: Any, v: Any, mask: Any = None, is_causal: bool = False, scale: Any = None,
            dropout_p: float = 0.0, seed: int = 0, window: int | None = None) -> Any:  # fmt: skip
-    """The same in torch, whose function takes one of mask and is_causal, and no window."""
+    """The same in torch: its function takes a mask or is_causal, and no window."""
     i, j = t.arange(q.shape[-2])[:, None], t.arange(k.shape[-2])
     seen = (j > i - (window or math.inf)) & (j < i + (1 if is_causal else window or math.inf))
     if mask is not None:
@@ -82,12 +82,12 @@ def attention(
 
     q is (..., heads, L, d), k (..., heads, S, d), v (..., heads, S, d_v) and out (..., heads, L, d_v); leading axes
     broadcast. q may have a multiple of the heads of k and v, then neighbouring heads of q share theirs (grouped-query
-    attention). Half precision is computed in float32. A row that sees no key gives 0, and so are its gradients.
+    attention). Half precision is computed in float32. A row that sees no key gives 0, and its gradients are 0.
 
     - mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, L, S)
     - is_causal: query i sees keys j <= i only, counted from the top left corner
     - scale: 1/sqrt(d) if not given
-    - dropout_p: the probability with which a weight is dropped; which ones are depends on ``seed`` and place alone
+    - dropout_p: the probability with which a weight is dropped; ``seed`` and place alone decide which ones
     - window: query i sees keys with ``|i - j| < window`` only, and the time is linear in L
 
     Raises a ShapeError, DTypeError or ArgumentError for arguments that don't fit.

@@ -31,7 +31,7 @@ Place: TypeAlias = tuple[slice, slice, slice, slice]  # of a tile: its n, h, all
 
 
 class Sizes(NamedTuple):
-    """What the shapes of a call say."""
+    """Sizes of a call, read off its shapes."""
 
     lead: tuple[int, ...]  # leading axes of q, k and v, broadcast
     heads: int  # of k and v
@@ -219,8 +219,8 @@ class AttentionCall:
     def tiles(self) -> Iterator[tuple[slice, list[Block]]]:
         """The queries of each tile and the blocks of keys that they see.
 
-        The last queries come first: under a causal mask they see every key, so what they give dk and dv is stored, and
-        only what follows is added.
+        The last queries come first: under a causal mask they see every key, so they store their part of dk and dv, and
+        the others add theirs.
         """
         for start in reversed(range(0, self.rows[3], self.step)):
             stop = min(start + self.step, self.rows[3])

@@ -1,7 +1,7 @@
 """Cross-entropy of logits, row by row over cache-sized tiles: no array of log-probabilities ever exists.
 
-Forward keeps two numbers of a row, ``shift`` and ``total = Σ e^(x - shift)``; backward makes the exponentials again,
-straight into the gradient.
+The forward pass keeps two numbers of a row, ``shift`` and ``total = Σ e^(x - shift)``. The backward pass makes the
+exponentials again, straight into the gradient.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def cross_entropy(
 ) -> Array:
     """Cross-entropy in nats of softmax(logits) against targets: ``-Σ_c q_c log softmax(x)_c`` of each row.
 
-    logits (..., V), classes on the last axis. targets are class ids of shape (...), of which those equal to
-    ignore_index count for nothing, or floats of shape (..., V), the probabilities q themselves. label_smoothing ε
-    replaces q by (1 - ε) q + ε/V. reduction is the "mean" over the rows that count (0 if none does), "sum" or "none". A
-    class outside of 0 … V-1 raises an IndexRangeError.
+    logits are (..., V), classes on the last axis. targets are class ids of shape (...), where ignore_index counts for
+    nothing, or floats of shape (..., V), the probabilities q themselves. label_smoothing ε replaces q by
+    (1 - ε) q + ε/V. reduction is the "mean" over the rows that count (0 if none does), "sum" or "none". A class outside
+    of 0 … V-1 raises an IndexRangeError.
 
     >>> print(cross_entropy(np.zeros((2, 4)), np.array([1, -100])).round(4))
     1.3863

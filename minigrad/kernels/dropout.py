@@ -1,4 +1,4 @@
-"""Dropout by a counter: what is kept is a hash of the seed and the place, so no mask is stored or sent to a GPU."""
+"""Dropout by a counter: a hash of seed and place decides what stays, so no mask is stored or sent to a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minigrad.kernels.cuda.launching import uniform
 
 @primitive(torch=False, samples=[sample((2, 3), p=0.5, seed=1), sample((2, 2, 5), p=0.2, seed=7)])
 def drop(x: Array, p: float, seed: int) -> Array:
-    """Each element 0 with probability ``p``, else multiplied by 1/(1-p); which ones says ``seed``, on every device.
+    """Each element 0 with probability ``p``, else multiplied by 1/(1-p). ``seed`` says which, on every device.
 
     >>> print(drop(np.ones(6), 0.5, 1))
     [2. 2. 0. 0. 2. 2.]

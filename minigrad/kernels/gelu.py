@@ -1,4 +1,4 @@
-"""GELU, exact by the error function or by its tanh approximation; the weight Φ is kept for the backward pass."""
+"""GELU, exact by the error function or by its tanh approximation. A node keeps Φ for the backward pass."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows
 from minigrad.machine.parallel import even_step, scratch
 
 # Each chunk but the first costs a pass over the weight's gradient. So the logits of a chunk take as much memory as that
-# gradient; at least 16 MB and those of 256 rows, but never more than 64 MB.
+# gradient, at least 16 MB or 256 rows, but never more than 64 MB.
 MOST_BYTES, LEAST_BYTES, LEAST_ROWS = 64 << 20, 16 << 20, 256
 CLASSES = 2048  # rows of the weight's gradient at a time: BLAS packs the transposed logits, 11 MB for 10 000 at once
 
@@ -162,7 +162,7 @@ def _as_in(half: Any, x: Array) -> Array:
 
 
 def _to_gradients(logits: Array, targets: Targets, chunk: slice, losses: Array, scale: Array, wanted: bool) -> None:
-    """Fill in the losses of a chunk, and where gradients are wanted write those of its logits over the logits."""
+    """Fill in the losses of a chunk; if gradients are wanted, turn its logits into their gradient, in place."""
 
     def body(a: int, b: int) -> None:
         tile, x = slice(chunk.start + a, chunk.start + b), logits[a:b]

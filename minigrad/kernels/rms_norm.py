@@ -27,8 +27,8 @@ def _torch(t: Any, x: Any, normalized_shape: Any = None, weight: Any = None, eps
 def rms_norm(x: Array, normalized_shape: Any = None, weight: Array | None = None, eps: float = 1e-5) -> Array:
     """Divide each row by its root mean square: ``y = x / √(mean(x²) + eps) · weight``.
 
-    x (..., *normalized_shape); normalized_shape, an int or a tuple, is by default that of the weight, else the last
-    axis. weight has the normalized shape; None is 1. Half precision is computed in float32 and rounded once. Zhang and
+    x is (..., *normalized_shape). normalized_shape is an int or a tuple, by default the shape of the weight, else the
+    last axis. A weight of None is 1. Half precision is computed in float32 and rounded once. Zhang and
     Sennrich, "Root Mean Square Layer Normalization" (2019). Shapes that don't fit raise a ShapeError.
 
     >>> print(rms_norm(np.array([3.0, 4.0, 0.0, 0.0]), eps=0.0))

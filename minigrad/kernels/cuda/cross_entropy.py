@@ -23,7 +23,7 @@ def reduced(losses: Array, targets: Targets, reduction: str) -> Array:
 
 
 def scales(g: Array, targets: Targets, work: Any) -> Array:
-    """The weight of each row's loss in what is differentiated."""
+    """The upstream gradient of each row's loss."""
     xp = array_module(g)
     return xp.ascontiguousarray(xp.broadcast_to(g.astype(work) * targets.weight, targets.shape)).reshape(-1)
 

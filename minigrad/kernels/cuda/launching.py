@@ -111,7 +111,7 @@ class Rows:
         return self.xp.empty(shape or (self.rows,), self.work)
 
     def shares(self) -> Array:
-        """A row for each of ``blocks`` blocks, which adds up there what its rows give to a parameter's gradient."""
+        """A row for each of ``blocks`` blocks, in which it sums its part of a parameter's gradient."""
         return self.empty(self.blocks, self.width)
 
     def summed(self, shares: Array | None, like: Array | None) -> Array | None:

@@ -64,7 +64,7 @@ def linear(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
 def qkv_projection(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
     """A product for each weight; then one for its gradient, and one for what it sends back to the rows."""
     products = {name: 2.0 * arguments["x"].size * len(arguments[name]) for name in ("wq", "wk", "wv")}
-    rows = bool(needs & {"x", "gain"})
+    rows = bool(needs & {"x", "norm_weight"})
     return sum(products.values()), sum(n * ((name in needs) + rows) for name, n in products.items())
 
 
@@ -72,7 +72,7 @@ def qkv_projection(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -
 def swiglu_ffn(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
     """Three products; then two for the gradients of each, where they are needed, and two that are done again."""
     wide, narrow = 2.0 * arguments["x"].size * len(arguments["w1"]), 2.0 * out.size * len(arguments["w1"])
-    rows, units = bool(needs & {"x", "gain"}), bool(needs & {"x", "gain", "w1", "w3"})
+    rows, units = bool(needs & {"x", "norm_weight"}), bool(needs & {"x", "norm_weight", "w1", "w3"})
     again = 2 * wide if arguments["recompute"] else 0
     back = again + wide * (("w1" in needs) + ("w3" in needs) + 2 * rows) + narrow * (("w2" in needs) + units)
     return 2 * wide + narrow, back

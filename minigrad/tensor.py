@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from minigrad.engine.registry import REGISTRY
 from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, ShapeError
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.messages.arguments import as_operand, from_lists
-from minigrad.messages.explain import FOREIGN, describe, explained, translate
+from minigrad.messages.explain import FOREIGN, describe, explain_methods, translate
 from minigrad.messages.habits import unknown_name
 
 
@@ -45,13 +44,6 @@ class Handle:
         """Take the hook away; a second call does nothing."""
         if self._hook in self._hooks:
             self._hooks.remove(self._hook)
-
-
-class Count(int):
-    """A number of elements; called, as torch's ``x.size()`` is, it says what to write."""
-
-    def __call__(self, *_: Any) -> int:
-        raise CallError("x.size, the number of elements", "x.size()", "x.shape is the tuple, x.shape[0] a length")
 
 
 class Tensor:
@@ -173,7 +165,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """The number of elements."""
-        return Count(self._data.size)
+        return self._data.size
 
     @property
     def device(self) -> str:
@@ -557,9 +549,7 @@ class Tensor:
 
 
 core.connect(Tensor)
-for _name, _method in list(vars(Tensor).items()):  # a wrong call of a method is told as one of a function is
-    if inspect.isfunction(_method) and (_name == "__init__" or not _name.startswith("_")):
-        setattr(Tensor, _name, explained(_method))
+explain_methods(Tensor, ["__init__", *(name for name in vars(Tensor) if not name.startswith("_"))])
 
 
 # ---- helpers --------------------------------------------------------------------------------------------------------

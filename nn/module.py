@@ -15,7 +15,7 @@ import numpy as np
 from minigrad import Tensor, asarray
 from minigrad.backend import Array, array_module, as_dtype, check_device, is_array, is_floating, to_device
 from minigrad.errors import ArgumentError, AttributeHintError, CallError, DTypeError, StateError
-from minigrad.messages.explain import describe, explained, wrong_call
+from minigrad.messages.explain import describe, explain_methods, misfit, wrong_call
 from minigrad.tensor import Handle
 from nn.parameter import Parameter
 
@@ -61,8 +61,7 @@ class Module:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__init__" in vars(cls):  # so that a call with wrong arguments says what the layer takes
-            cls.__init__ = explained(cls.__init__)  # type: ignore[method-assign]
+        explain_methods(cls, ["__init__"])  # so that a call with wrong arguments says what the layer takes
 
     def __init__(self) -> None:
         vars(self).update(training=True, _buffers={}, _path="", _hooks=[], _pre_hooks=[])
@@ -273,10 +272,10 @@ class Module:
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return self.forward(*args, **kwargs)
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise
-            raise wrong_call(self.forward, args, kwargs) from None
+        except TypeError:
+            if misfit(self.forward, args, kwargs):
+                raise wrong_call(self.forward, args, kwargs) from None
+            raise
 
     def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> Handle:
         """Call ``hook(module, inputs)`` before ``forward``; what it returns, if not None, are the inputs."""

@@ -13,22 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import array_module, array_of, is_array, is_half
+from minigrad.backend import array_module, array_of, is_array
 from minigrad.engine import core
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node, Primitive
 from minigrad.engine.recording import enable_grad, in_precision, no_grad, scaled_gradients
 from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe, explained
-
-
-def unbroadcast(g: Any, shape: tuple[int, ...]) -> Any:
-    """Sum ``g`` over the axes along which an argument of ``shape`` was repeated; half precision sums in float32."""
-    lead = g.ndim - len(shape)
-    axes = (*range(lead), *(i + lead for i, n in enumerate(shape) if n == 1 and g.shape[i + lead] != 1))
-    if not isinstance(g, core.Tensor) and is_half(g.dtype):
-        return g.sum(axis=axes, dtype=np.float32).astype(g.dtype).reshape(shape)
-    return g.sum(axis=axes).reshape(shape)
 
 
 class Pass:

@@ -17,8 +17,8 @@ Read it as a lecture, before ``backward.py``, its second half.
    ``<arg>_device``, or ``needs`` (for each argument with a rule: does it need a gradient). Rules are written with
    operators and primitives, so the same rule runs on raw arrays and, for higher derivatives, on Tensors.
 
-   A function of a list of arrays (``sequence=True``) has one rule, which returns a list of gradients. A function with
-   several results returns a tuple; its rule gets the tuple of their gradients.
+   A function of a list of arrays (``@primitive(sequence=True)``) has one rule, which returns a list of gradients. A
+   function with several results returns a tuple; its rule gets the tuple of their gradients.
 
 Every primitive is entered into the registry of ``registry.py``. Results are Tensors; the class itself is in
 ``tensor.py``, which is built on this file and hands the class back through ``connect``. That knot is the only one.
@@ -29,16 +29,16 @@ from __future__ import annotations
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from minigrad.backend import is_floating
-from minigrad.engine.plan import Plan, Rule, legal_names, make_plan, residual_names
+from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_legal, make_plan, residual_names
 from minigrad.engine.recording import cast, mode
 from minigrad.engine.registry import Operation, register
-from minigrad.errors import CallError, GraphError, MiniGradError
+from minigrad.errors import CallError, GraphError
 from minigrad.messages.arguments import as_operand, as_operands
-from minigrad.messages.explain import FOREIGN, explain, is_clear, wrong_call
+from minigrad.messages.explain import FOREIGN, boundary, explanation, is_public_call, wrong_call
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -147,7 +147,6 @@ class Primitive(Operation[P]):
 
     elementwise  its arguments are broadcast; the rules need not undo that
     view         its result may share memory with its first argument
-    sequence     its first argument is a list of arrays, and its one rule returns a list of gradients
     precision    under autocast: "low" for products, "wide" for sums and what is made of them; set in ``autocast.py``
     scales_losses  gradients behind it may overflow half precision, which GradScaler looks for
     """
@@ -156,40 +155,34 @@ class Primitive(Operation[P]):
     scales_losses = False
 
     def __init__(
-        self,
-        function: Callable[P, Any],
-        *,
-        elementwise: bool = False,
-        view: bool = False,
-        sequence: bool = False,
-        **facts: Any,
+        self, function: Callable[P, Any], *, elementwise: bool = False, view: bool = False, **facts: Any
     ) -> None:
         super().__init__(function, **facts)
-        self.elementwise, self.view, self.sequence = elementwise, view, sequence
+        self.elementwise, self.view = elementwise, view
         parameters = self.parameters.values()
         if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
             raise CallError("plain parameters", f"{self.name}{inspect.signature(function)}", "no *args, / or *")
-        self.position = {name: i for i, name in enumerate(self.parameters)}
-        self.names = tuple(self.parameters)
-        self.defaults = tuple(p.default for p in parameters)
-        self.required = sum(p.default is p.empty for p in parameters)
-        if sequence:
-            self.checks[self.names[0]] = as_operands
-        self.rules: list[tuple[tuple[int, ...], Rule, bool]] = []  # positions covered, rule, joint?
-        self.plans: dict[Any, Plan | None] = {}
+        self._take({p.name: p.default for p in parameters})
+
+    def _take(self, arguments: Mapping[str, Any]) -> None:
+        """Note the names of the arguments and their defaults."""
+        self.names, self.defaults = tuple(arguments), tuple(arguments.values())
+        self.position = {name: i for i, name in enumerate(arguments)}
+        self.required = sum(default is inspect.Parameter.empty for default in self.defaults)
+        self.rules: list[Declared] = []
+        self.plans: dict[Any, Any] = {}
 
     def argument(self, position: int) -> str:
-        """What a text calls the argument at ``position``, those of a leading list by its name."""
-        return f"argument {self.names[0 if self.sequence else position]!r}"
+        """What a text calls the argument at ``position``."""
+        return f"argument {self.names[position]!r}"
 
     # -- declaring derivatives --
 
     def defvjp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
         """Give the vector-Jacobian products of the leading arguments in order (None: no derivative), or by name."""
-        names = list(self.position)
-        for name, rule in [*zip(names, rules, strict=False), *named.items()]:
+        for name, rule in [*zip(self.names, rules, strict=False), *named.items()]:
             if rule is not None:
-                self._add_rule((name,), rule, joint=self.sequence)
+                self._add_rule((name,), rule)
         return self
 
     def defjoint(self, *names: str) -> Callable[[F], F]:
@@ -201,15 +194,16 @@ class Primitive(Operation[P]):
 
         return declare
 
-    def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool) -> None:
-        legal = legal_names(self.position)
-        unknown = [name for name in residual_names(rule) if name not in legal]
+    def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool = False) -> None:
+        reads = residual_names(rule)
+        unknown = [name for name in reads if not is_legal(name, self.position)]
         if (unknown and not self._extras_allowed()) or not set(names) <= set(self.position):
+            legal = f"{sorted(self.names)}, their _shape, _dtype or _device, out or needs"
             hint = "the parameters of a rule, after the first, name what it reads"
-            raise CallError(f"rules of {self.name!r} that read {sorted(legal)}", f"{unknown or names}", hint)
+            raise CallError(f"rules of {self.name!r} that read {legal}", f"{unknown or names}", hint)
         for name in names:
             self.checks.setdefault(name, as_operand)
-        self.rules.append((tuple(self.position[name] for name in names), rule, joint))
+        self.rules.append(Declared(tuple(self.position[name] for name in names), rule, reads, joint))
         self.plans.clear()
 
     def _extras_allowed(self) -> bool:
@@ -217,15 +211,11 @@ class Primitive(Operation[P]):
 
     # -- the forward call --
 
+    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        if self.precision and mode.autocast:
+        if self.precision and mode().autocast:
             args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
-        count, optional = 0, self.required - self.sequence  # None may stand from there on
-        if self.sequence:
-            listed = self.checked(values[0], self.names[0])
-            count = len(listed)
-            values = (*listed, *values[1:])
         raw: list[Any] = []
         wrt: list[int] = []
         tensors = False
@@ -235,18 +225,18 @@ class Primitive(Operation[P]):
                 raw.append(value._data)
                 if value._requires_grad:
                     wrt.append(position)
-            elif type(value) in PLAIN or position < count or (value is None and position - count >= optional):
+            elif type(value) in PLAIN or (value is None and position >= self.required):
                 raw.append(value)
             else:
-                raw.append(self.checked(value, self.names[position - count + 1 if count else position], values))
+                raw.append(self.checked(value, self.names[position], values))
         started = time.perf_counter() if observers else 0.0
-        plan = self._plan(tuple(wrt), count) if wrt and mode.recording else None
+        plan = self._plan(tuple(wrt)) if wrt and mode().recording else None
         try:
-            out, extras = self._run(raw, count, plan)
+            out, extras = self._run(raw, plan)
         except FOREIGN as error:
-            if is_clear(self, error):
-                raise
-            raise self._at_fault(raw, count, error) from None
+            if is_public_call(error):
+                raise explanation(self, values, {}, error) from None
+            raise
         if not tensors:
             return out
         result = self._record(plan, values, raw, out, extras)
@@ -265,21 +255,9 @@ class Primitive(Operation[P]):
             raise wrong_call(self, args, kwargs)
         return values
 
-    def _at_fault(self, raw: list[Any], count: int, error: Exception) -> MiniGradError:
-        """What the user is told of an error from inside: the argument at fault, or else the whole call."""
-        values = [raw[:count], *raw[count:]] if self.sequence else raw
-        arguments = dict(zip(self.names, values, strict=True))
-        try:
-            for name, value in arguments.items():
-                if value is not self.parameters[name].default:
-                    self.checked(value, name)
-        except MiniGradError as fault:
-            return fault.with_traceback(None)
-        return explain(self, arguments, getattr(error, "source", None) or error)
-
-    def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
+    def _run(self, raw: list[Any], plan: Plan | None) -> tuple[Any, dict[str, Any]]:
         """The result on arrays, and what a kernel kept besides, by name."""
-        return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
+        return self.function(*raw), {}
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
@@ -311,11 +289,10 @@ class Primitive(Operation[P]):
         ]
         return node
 
-    def _plan(self, wanted: tuple[int, ...], count: int) -> Plan | None:
-        key = (wanted, count)
-        if key not in self.plans:
-            self.plans[key] = make_plan(self, wanted, count)
-        return self.plans[key]
+    def _plan(self, wanted: tuple[int, ...]) -> Plan | None:
+        if wanted not in self.plans:
+            self.plans[wanted] = make_plan(self, wanted)
+        return self.plans[wanted]  # type: ignore[no-any-return]
 
     def kept_besides(self) -> tuple[str, ...]:
         """Names that a node keeps even if no rule reads them."""
@@ -343,10 +320,68 @@ class Primitive(Operation[P]):
         for k, name in enumerate(node.plan.names):
             if name == "out":
                 residuals[k] = _connected_result(residuals[k], node)
-            elif self.sequence and self.position.get(name) == 0:
-                edges = dict(zip(node.plan.wrt, node.parents, strict=True))
-                residuals[k] = [connected(a, edges[i]) if i in edges else a for i, a in enumerate(residuals[k])]
         return residuals
+
+
+class SequencePrimitive(Primitive[P]):
+    """A primitive of a list of arrays, and of other arguments behind it. Its one rule returns a list of gradients.
+
+    A call flattens the list: it runs a plain primitive of the arguments ``arrays[0]``, ``arrays[1]``, … and the others,
+    made once for each length. So nodes, plans and instruments know of no lists.
+    """
+
+    def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
+        super().__init__(function, **facts)
+        self.checks[self.names[0]] = as_operands
+
+    def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool = True) -> None:
+        super()._add_rule(names, rule, joint=True)
+
+    @boundary
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        arrays, *others = self._bind(args, kwargs)
+        arrays = self.checked(arrays, self.names[0])
+        try:
+            return self._of_length(len(arrays))(*arrays, *others)
+        except FOREIGN as error:
+            if is_public_call(error):
+                raise explanation(self, (arrays, *others), {}, error) from None
+            raise
+
+    def _of_length(self, count: int) -> Primitive[...]:
+        """The plain primitive for lists of this length; those of the last lengths are kept."""
+        if count not in self.plans:
+            if len(self.plans) == 64:  # a loop may stack lists of every length up to 1000
+                self.plans.clear()
+            self.plans[count] = self._flat(count)
+        return self.plans[count]  # type: ignore[no-any-return]
+
+    def _flat(self, count: int) -> Primitive[...]:
+        first, *others = self.names
+        parts = [f"{first}[{i}]" for i in range(count)]
+        flat: Primitive[...] = Primitive.__new__(Primitive)
+        vars(flat).update(vars(self))
+        flat.function = lambda *values: self.function(list(values[:count]), *values[count:])
+        flat.checks = self.checks | dict.fromkeys(parts, as_operand)
+        flat._take(dict.fromkeys(parts, inspect.Parameter.empty) | dict(zip(others, self.defaults[1:], strict=True)))
+        flat.rules = [_flattened(declared, first, parts) for declared in self.rules]
+        return flat
+
+
+def _flattened(declared: Declared, first: str, parts: Sequence[str]) -> Declared:
+    """The rule of a list as one of its ``parts``: what it reads of the list ``first``, it reads of each of them."""
+    lists = [argument_and_fact(name, (first,))[0] == first for name in declared.reads]
+    reads = [
+        [name.replace(first, part, 1) for part in parts] if of_list else [name]
+        for name, of_list in zip(declared.reads, lists, strict=True)
+    ]
+
+    def rule(g: Any, *residuals: Any) -> Any:
+        rest = iter(residuals)
+        given = [list(itertools.islice(rest, len(parts))) if of_list else next(rest) for of_list in lists]
+        return declared.rule(g, *given)
+
+    return Declared(tuple(range(len(parts))), rule, tuple(itertools.chain(*reads)), joint=True)
 
 
 # ---- results and the nodes behind them -------------------------------------------------------------------------------
@@ -403,9 +438,8 @@ def primitive(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
     >>> cube(x).backward(); print(x.grad)
     12.0
     """
-    if function is None:
-        return lambda f: register(Primitive(f, **facts))
-    return register(Primitive(function, **facts))
+    kind = SequencePrimitive if facts.pop("sequence", False) else Primitive
+    return register(kind(function, **facts)) if function else lambda f: register(kind(f, **facts))
 
 
 def elementwise(**facts: Any) -> Callable[[Callable[P, Any]], Primitive[P]]:

@@ -65,11 +65,11 @@ class Fused(Primitive[P]):
 
         def declare(kernel: F) -> F:
             @functools.wraps(kernel)  # with its signature, which names the residuals
-            def pull(g: Any, *residuals: Any) -> Any:
+            def rule(g: Any, *residuals: Any) -> Any:
                 on_gpu = array_module(g) is not np
                 return (self.gpu.backward if self.gpu and on_gpu else kernel)(g, *residuals)
 
-            self.defjoint(*names)(pull)
+            self.defjoint(*names)(rule)
             return kernel
 
         return declare
@@ -84,10 +84,10 @@ class Fused(Primitive[P]):
         return True
 
     def kept_besides(self) -> tuple[str, ...]:
-        return tuple(self.position)
+        return self.names
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        if self.precision and mode.autocast:
+        if self.precision and mode().autocast:
             values = self._bind(args, kwargs)
             if self.wide_part and values[self.position[self.wide_part]] is not None:
                 return self._defined(values, {})
@@ -119,7 +119,7 @@ class Fused(Primitive[P]):
             return True
         return self.gpu is not None and self.gpu.fits(*map(array_of, self._bind(args, dict(kwargs))))
 
-    def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
+    def _run(self, raw: list[Any], plan: Plan | None) -> tuple[Any, dict[str, Any]]:
         assert self.kernel is not None
         kernel = self.gpu.forward if self.gpu and array_module(*raw) is not np else self.kernel
         asked = {"needs": plan.needs} if plan and self.asks_needs else {}
@@ -130,12 +130,12 @@ class Fused(Primitive[P]):
         """Gradients by the backward kernel; by differentiating the definition where they must be differentiable."""
         if not create_graph:
             return super().run_rules(node, g, create_graph)
-        lifted = dict(zip(node.plan.names, self.rewrap(node), strict=True))
-        names = list(self.position)
+        wanted = [self.names[i] for i in node.plan.wrt]
+        values = dict(zip(node.plan.names, self.rewrap(node), strict=True))
         with enable_grad():
-            inputs = [lifted[names[i]].reshape(node.parents[k].shape) for k, i in enumerate(node.plan.wrt)]
-            lifted |= {names[i]: x for i, x in zip(node.plan.wrt, inputs, strict=True)}  # one node each, also if shared
-            out = self.definition(*[lifted[name] for name in names])
+            inputs = [values[name].reshape(edge.shape) for name, edge in zip(wanted, node.parents, strict=True)]
+            values |= zip(wanted, inputs, strict=True)  # a node for each, also where one Tensor stands in two places
+            out = self.definition(*[values[name] for name in self.names])
         pairs = zip(out, g, strict=True) if type(out) is tuple else [(out, g)]
         reached = [(part, up) for part, up in pairs if isinstance(part, core.Tensor) and part.requires_grad]
         outs, ups = zip(*reached, strict=True)
@@ -148,6 +148,4 @@ def fused(function: Callable[P, Any]) -> Fused[P]: ...
 def fused(**facts: Any) -> Callable[[Callable[P, Any]], Fused[P]]: ...
 def fused(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
     """Make a definition in primitives a registered :class:`Fused`, to be given its kernels: ``@fused(torch=…)``."""
-    if function is None:
-        return lambda f: register(Fused(f, **facts))
-    return register(Fused(function, **facts))
+    return register(Fused(function, **facts)) if function else lambda f: register(Fused(f, **facts))

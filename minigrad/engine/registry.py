@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from minigrad.backend import is_array, to_gpu_of_any
-from minigrad.errors import ArgumentError, MiniGradError
+from minigrad.errors import ArgumentError
 from minigrad.messages.arguments import CHECKS
-from minigrad.messages.explain import FOREIGN, in_our_terms, is_clear
+from minigrad.messages.explain import FOREIGN, boundary, explanation, is_public_call
 
 P = ParamSpec("P")
 Made = TypeVar("Made", bound="Operation[Any]")
@@ -86,20 +86,21 @@ class Composite(Operation[P]):
 
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.places = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
-        listed = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.values())
-        self.places += self.places[-1:] * (64 if listed else 0)  # names of the arguments in order
+        self.names = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
+        self.takes_more = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.values())
 
+    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         others = (*args, *kwargs.values())
+        names = self.names + self.names[-1:] * (len(args) if self.takes_more else 0)
         try:
-            values = [self.checked(value, name, others) for name, value in zip(self.places, args, strict=False)]
+            values = [self.checked(value, name, others) for name, value in zip(names, args, strict=False)]
             named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
             return self.function(*values, *args[len(values) :], **named)
-        except (*FOREIGN, MiniGradError) as error:
-            if is_clear(self, error):
-                raise
-            raise in_our_terms(self, args, kwargs, error) from None
+        except FOREIGN as error:
+            if is_public_call(error):
+                raise explanation(self, args, kwargs, error) from None
+            raise
 
 
 def register(made: Made) -> Made:

@@ -13,7 +13,7 @@ import numpy as np
 
 from minigrad.backend import complaint, is_array, is_bfloat16
 from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
-from minigrad.messages.explain import axis_error, describe
+from minigrad.messages.explain import describe
 
 Check: TypeAlias = Callable[[Any, str], Any]  # (value, what it is) to the value in the form that the function takes
 
@@ -107,7 +107,7 @@ def normal_axis(axis: Any, ndim: int) -> int:
     """
     place = as_int(axis, "an axis")
     if not -ndim <= place < ndim:
-        raise axis_error(place, ndim)
+        raise np.exceptions.AxisError(place, ndim)  # told, as NumPy's own is, of the call that was given the axis
     return place % ndim
 
 

@@ -12,7 +12,7 @@ import torch
 import minigrad as mg
 import optim
 from minigrad.backend import is_array
-from minigrad.engine.core import Node, Primitive
+from minigrad.engine.core import Node, Primitive, SequencePrimitive
 from minigrad.engine.registry import Composite, sample
 from minigrad.errors import CallError, DTypeError, GraphError, MiniGradError, ShapeError
 
@@ -616,7 +616,7 @@ def weighted():
     def weighted(arrays, factor=1.0):
         return factor * sum((k + 1) * a * a for k, a in enumerate(arrays))
 
-    return Primitive(weighted, sequence=True).defvjp(
+    return SequencePrimitive(weighted).defvjp(
         lambda g, arrays, factor: [factor * g * 2 * (k + 1) * a for k, a in enumerate(arrays)]
     )
 

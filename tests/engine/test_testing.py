@@ -100,11 +100,11 @@ def test_every_rule_is_caught_when_one_entry_is_off(case):
         operation.position[name] for name, value in zip(operation.position, args, strict=False) if opened([value])[0]
     ]
     caught = 0
-    for number, (positions, rule, joint) in enumerate(rules):
-        for k, position in enumerate(positions):
+    for number, declared in enumerate(rules):
+        for k, position in enumerate(declared.positions):
             if position not in floating:
                 continue
-            operation.rules[number] = (positions, mutated(rule, joint, k), joint)
+            operation.rules[number] = declared._replace(rule=mutated(declared.rule, declared.joint, k))
             operation.plans.clear()
             try:
                 with pytest.raises(GradientError, match=r"off by 0\.1") as error:

@@ -83,11 +83,26 @@ def explained(function: F) -> F:
     return boundary(wrapped)  # type: ignore[return-value]
 
 
+def fitting(method: F) -> F:
+    """Decorate a method: a call with wrong arguments is told; errors from inside are left to what it calls."""
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except TypeError:
+            if misfit(method, args, kwargs):
+                raise wrong_call(method, args, kwargs) from None
+            raise
+
+    return wrapped  # type: ignore[return-value]
+
+
 def explain_methods(cls: type, names: Iterable[str]) -> None:
-    """Make boundaries of these methods of a class, where it defines them itself."""
+    """Decorate those of these methods that a class defines itself; its constructor is a boundary."""
     for name in names:
         if inspect.isfunction(method := vars(cls).get(name)):
-            setattr(cls, name, explained(method))
+            setattr(cls, name, (explained if name == "__init__" else fitting)(method))
 
 
 # ---- what was called ------------------------------------------------------------------------------------------------
@@ -128,10 +143,8 @@ def called(name: str, parameters: Mapping[str, inspect.Parameter], arguments: Ma
         parameter = parameters[key]
         if parameter.kind is parameter.VAR_POSITIONAL:
             parts += map(describe, value)
-        elif key == "self" or parameter.default is parameter.empty:
-            parts.append(describe(value))
         else:
-            parts.append(f"{key}={describe(value)}")
+            parts.append(describe(value) if parameter.default is parameter.empty else f"{key}={describe(value)}")
     return f"{parts[0]}[{parts[1]}]" if name == "getitem" else f"{name}({', '.join(parts)})"
 
 
@@ -192,19 +205,16 @@ def explanation(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], e
     """``error``, raised inside of ``function(*args, **kwargs)``, in terms of that call."""
     if misfit(function, args, kwargs):
         return wrong_call(function, args, kwargs)
-    whole, (name, signature) = inspect.signature(function), spelled(function)
-    given = whole.bind(*args, **kwargs).arguments
-    arguments = {key: value for key, value in given.items() if value is not whole.parameters[key].default}
+    parameters, (name, signature) = inspect.signature(function).parameters, spelled(function)
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    arguments = {k: v for k, v in given.items() if k != "self" and v is not parameters[k].default}
     try:  # an argument that is at fault by itself
-        for key, value in arguments.items() if hasattr(function, "checked") else ():
-            function.checked(value, key)
+        for key in arguments.keys() & getattr(function, "checks", {}).keys():
+            if parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL:
+                function.checked(arguments[key], key)
     except MiniGradError as fault:
         return fault.with_traceback(None)
-    if "self" in arguments:  # a method is told as the operation that it is, a constructor by the name of its class
-        name = name.rpartition(".")[2]
-        if not is_array(array_of(arguments["self"])):
-            del arguments["self"]
-    return translate(called(name, whole.parameters, arguments), f"{name}{signature}", arguments.values(), error)
+    return translate(called(name, parameters, arguments), f"{name}{signature}", arguments.values(), error)
 
 
 def translate(call: str, takes: str, arguments: Iterable[Any], error: Exception) -> MiniGradError:
@@ -224,8 +234,8 @@ def translate(call: str, takes: str, arguments: Iterable[Any], error: Exception)
         if any(part in text for part in words.split("|")):
             return kind(expected, call, hint)
     if isinstance(error, IndexError):
-        hint = "integers from 0 or from -1 downwards, slices, None, ..., arrays of integers or booleans"
-        return IndexRangeError("indices that the array has", f"{call}: {text}", hint)
+        hint = "the first is 0, the last is -1; slices, None, ... and masks are indices too"
+        return IndexRangeError("integers within the lengths of the axes", f"{call}: {text}", hint)
     kind = DTypeError if isinstance(error, TypeError | AttributeError) else ShapeError
     return kind(f"arguments that fit {takes}", f"{call}: {text}", "help() shows what it takes")
 

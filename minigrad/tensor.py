@@ -548,7 +548,7 @@ class Tensor:
         return self if device == self.device else ops.transfer(self, device)
 
 
-core.connect(Tensor)
+core.Tensor = Tensor
 explain_methods(Tensor, ["__init__", *(name for name in vars(Tensor) if not name.startswith("_"))])
 
 

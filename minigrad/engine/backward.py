@@ -55,30 +55,26 @@ class Pass:
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
         with self.blocks:
-            self._run(roots)
-
-    def _run(self, roots: Sequence[tuple[Any, Any]]) -> None:
-        if self.targets is not None:
-            self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.through)
-            self.useful = self.leading | self.targets
-        for edge, g in roots:
-            self.accumulate(edge, g)
-        while self.heap:
-            node = heapq.heappop(self.heap)[1]
-            g = self.pending.pop(node)
-            self.owned.discard(node)
-            if node.hooks:
-                g = _hooked(node.hooks, g)
-            if self.targets is not None and node in self.targets:
-                self.found[node] = g
-            if self.leading is None or node in self.leading:
-                self.visit(node, g)
-        leaves = {leaf: _hooked(leaf._hooks, g) if leaf._hooks else g for leaf, g in self.pending.items()}
-        if self.targets is not None:
-            self.found |= leaves
-        else:  # nothing fails from here on: a pass that broke off has changed no leaf
-            # The price: where ``.grad`` is there already, a second set of gradients is beside it until here. To add
-            # each as soon as it is complete would spare that, but a later error couldn't take it away again exactly.
+            if self.targets is not None:
+                self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.through)
+                self.useful = self.leading | self.targets
+            for edge, g in roots:
+                self.accumulate(edge, g)
+            while self.heap:
+                node = heapq.heappop(self.heap)[1]
+                g = _hooked(node.hooks, self.pending.pop(node))
+                self.owned.discard(node)
+                if self.targets is not None and node in self.targets:
+                    self.found[node] = g
+                if self.leading is None or node in self.leading:
+                    self.visit(node, g)
+            leaves = {leaf: _hooked(leaf._hooks, g) for leaf, g in self.pending.items()}
+            if self.targets is not None:
+                self.found |= leaves
+                return
+            # Nothing fails from here on, so a pass that broke off has changed no leaf. The price: where ``.grad`` is
+            # there already, a second set of gradients is beside it until here. To add each as soon as it is complete
+            # would spare that, but a later error couldn't take it away again exactly.
             for leaf, g in leaves.items():
                 _add_to_leaf(leaf, g, fresh=leaf in self.owned and not leaf._hooks)
 
@@ -154,8 +150,9 @@ def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
     return tuple(xp.zeros(shape, dtype) if part is None else part for part, shape, dtype in facts)
 
 
-def _hooked(hooks: Sequence[Callable[[Any], Any]], g: Any) -> Any:
-    for hook in tuple(hooks):
+def _hooked(hooks: Sequence[Callable[[Any], Any]] | None, g: Any) -> Any:
+    """``g`` as the hooks leave it, one after the other."""
+    for hook in tuple(hooks or ()):
         changed = hook(g)
         if changed is None:
             continue

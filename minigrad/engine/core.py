@@ -21,7 +21,7 @@ Read it as a lecture, before ``backward.py``, its second half.
    function with several results returns a tuple; its rule gets the tuple of their gradients.
 
 Every primitive is entered into the registry of ``registry.py``. Results are Tensors; the class itself is in
-``tensor.py``, which is built on this file and hands the class back through ``connect``. That knot is the only one.
+``tensor.py``, which is built on this file and sets ``core.Tensor``. That knot is the only one.
 """
 
 from __future__ import annotations
@@ -37,22 +37,16 @@ from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_leg
 from minigrad.engine.recording import cast, mode
 from minigrad.engine.registry import Operation, register
 from minigrad.errors import CallError, GraphError
-from minigrad.messages.arguments import as_operand, as_operands
-from minigrad.messages.explain import FOREIGN, boundary, explanation, is_public_call, wrong_call
+from minigrad.messages.arguments import as_list, as_operand
+from minigrad.messages.explain import FOREIGN, boundary, told, wrong_call
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
 observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
-Tensor: Any = ()  # the class, once tensor.py is imported
+Tensor: Any = ()  # the class of all results; tensor.py sets it
 PLAIN = frozenset({float, int, bool})  # what an operation takes without a look at it
 node_ids = itertools.count()  # the order in which nodes are made
-
-
-def connect(tensor_class: type) -> None:
-    """Hand over the class of which all results are instances."""
-    global Tensor
-    Tensor = tensor_class
 
 
 # ---- 1. what is remembered of an operation --------------------------------------------------------------------------
@@ -153,6 +147,7 @@ class Primitive(Operation[P]):
 
     precision: str | None = None
     scales_losses = False
+    keeps_arguments = False  # whether a node keeps all arguments, and a rule may read what the function kept besides
 
     def __init__(
         self, function: Callable[P, Any], *, elementwise: bool = False, view: bool = False, **facts: Any
@@ -197,7 +192,7 @@ class Primitive(Operation[P]):
     def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool = False) -> None:
         reads = residual_names(rule)
         unknown = [name for name in reads if not is_legal(name, self.position)]
-        if (unknown and not self._extras_allowed()) or not set(names) <= set(self.position):
+        if (unknown and not self.keeps_arguments) or not set(names) <= set(self.position):
             legal = f"{sorted(self.names)}, their _shape, _dtype or _device, out or needs"
             hint = "the parameters of a rule, after the first, name what it reads"
             raise CallError(f"rules of {self.name!r} that read {legal}", f"{unknown or names}", hint)
@@ -205,9 +200,6 @@ class Primitive(Operation[P]):
             self.checks.setdefault(name, as_operand)
         self.rules.append(Declared(tuple(self.position[name] for name in names), rule, reads, joint))
         self.plans.clear()
-
-    def _extras_allowed(self) -> bool:
-        return False
 
     # -- the forward call --
 
@@ -234,9 +226,7 @@ class Primitive(Operation[P]):
         try:
             out, extras = self._run(raw, plan)
         except FOREIGN as error:
-            if is_public_call(error):
-                raise explanation(self, values, {}, error) from None
-            raise
+            raise told(self, values, {}, error)  # noqa: B904
         if not tensors:
             return out
         result = self._record(plan, values, raw, out, extras)
@@ -262,7 +252,11 @@ class Primitive(Operation[P]):
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
         if type(out) is tuple:
-            return self._record_several(plan, values, raw, out, extras)
+            results = tuple(Tensor._wrap(piece) for piece in out)
+            shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
+            if plan is not None:
+                attach_several(results, self._make_node(plan, values, raw, out, extras, shapes, dtypes))
+            return results
         result = Tensor._wrap(out)
         out = result._data
         if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
@@ -273,13 +267,6 @@ class Primitive(Operation[P]):
             if plan.watches_out:
                 node.versions.append((result._version, result._version[0], -1))
         return result
-
-    def _record_several(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> tuple[Any, ...]:
-        results = tuple(Tensor._wrap(piece) for piece in out)
-        if plan is not None:
-            shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
-            attach_several(results, self._make_node(plan, values, raw, out, extras, shapes, dtypes))
-        return results
 
     def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
         parents = tuple([values[i].node or values[i] for i in plan.wrt])
@@ -293,10 +280,6 @@ class Primitive(Operation[P]):
         if wanted not in self.plans:
             self.plans[wanted] = make_plan(self, wanted)
         return self.plans[wanted]  # type: ignore[no-any-return]
-
-    def kept_besides(self) -> tuple[str, ...]:
-        """Names that a node keeps even if no rule reads them."""
-        return ()
 
     # -- the backward call --
 
@@ -319,7 +302,7 @@ class Primitive(Operation[P]):
             residuals[k] = connected(residuals[k], node.parents[index])
         for k, name in enumerate(node.plan.names):
             if name == "out":
-                residuals[k] = _connected_result(residuals[k], node)
+                residuals[k] = connected(residuals[k], node)
         return residuals
 
 
@@ -332,7 +315,7 @@ class SequencePrimitive(Primitive[P]):
 
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.checks[self.names[0]] = as_operands
+        self.checks[self.names[0]] = as_list
 
     def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool = True) -> None:
         super()._add_rule(names, rule, joint=True)
@@ -344,9 +327,7 @@ class SequencePrimitive(Primitive[P]):
         try:
             return self._of_length(len(arrays))(*arrays, *others)
         except FOREIGN as error:
-            if is_public_call(error):
-                raise explanation(self, (arrays, *others), {}, error) from None
-            raise
+            raise told(self, (arrays, *others), {}, error)  # noqa: B904
 
     def _of_length(self, count: int) -> Primitive[...]:
         """The plain primitive for lists of this length; those of the last lengths are kept."""
@@ -406,16 +387,13 @@ def attach_several(results: Sequence[Any], node: Node) -> None:
 
 
 def connected(array: Any, edge: Any) -> Any:
-    """``array`` as the Tensor that ``edge``, a Node or a leaf, stands for."""
-    return edge if isinstance(edge, Tensor) else attach(Tensor._wrap(array), edge)
-
-
-def _connected_result(out: Any, node: Node) -> Any:
-    """The result of ``node``, or the tuple of its results, as Tensors that stand for it in the graph."""
-    if type(out) is not tuple:
-        return connected(out, node)
-    results = tuple(Tensor._wrap(piece) for piece in out)
-    attach_several(results, node)
+    """``array``, or each of a tuple of them, as the Tensor that ``edge``, a Node or a leaf, stands for."""
+    if isinstance(edge, Tensor):
+        return edge
+    if type(array) is not tuple:
+        return attach(Tensor._wrap(array), edge)
+    results = tuple(Tensor._wrap(piece) for piece in array)
+    attach_several(results, edge)
     return results
 
 

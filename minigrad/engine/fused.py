@@ -43,6 +43,7 @@ class Fused(Primitive[P]):
                each of its parts has its own precision; set in ``autocast.py``
     """
 
+    keeps_arguments = True
     wide_part: str | None = None
 
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
@@ -79,12 +80,6 @@ class Fused(Primitive[P]):
     ) -> None:
         """Give the kernels for arrays on a GPU, and which arguments they take; others are left to the definition."""
         self.gpu = GpuPair(forward, backward, fits)
-
-    def _extras_allowed(self) -> bool:
-        return True
-
-    def kept_besides(self) -> tuple[str, ...]:
-        return self.names
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and mode().autocast:

@@ -82,7 +82,7 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
             calls.append((rule, where, picks if joint else None))
     if not wrt:
         return None
-    for name in primitive.kept_besides():
+    for name in primitive.names if primitive.keeps_arguments else ():
         places.setdefault(name, len(places))
     needs = tuple(i in among for declared in primitive.rules for i in declared.positions)
     return Plan(

@@ -27,7 +27,8 @@ class Mode(NamedTuple):
     recording: bool = True
     autocast: Any = None  # the half-precision dtype of products, where autocast is on
     scaled: bool = False  # whether the gradients that are computed are those of a loss times a large number
-    blocks: tuple[tuple[Setting, Any], ...] = ()  # the blocks it was made by, each with the warnings to put back
+    blocks: tuple[Setting, ...] = ()  # those that are open, the latest last
+    warnings: Any = None  # NumPy's settings outside of all quiet blocks, to be put back after the last of them
 
 
 current: ContextVar[Mode] = ContextVar("mode", default=Mode())  # noqa: B039
@@ -38,7 +39,7 @@ class Setting:
     """Sets facts of the mode for a ``with`` block, a function, or the running parts of a generator or coroutine.
 
     The mode is what the open blocks say, the latest last. So blocks may close in any order, as those of generators do,
-    and one object will do for any number of blocks. A ``quiet`` one silences NumPy's warnings of overflow.
+    and one object will do for any number of blocks. In a ``quiet`` one NumPy doesn't warn of overflow.
     """
 
     quiet = False
@@ -47,21 +48,13 @@ class Setting:
         self.facts = facts
 
     def __enter__(self) -> None:
-        warnings = np.seterr(over="ignore", invalid="ignore") if self.quiet else None
-        _open([*mode().blocks, (self, warnings)])
+        _open((*mode().blocks, self))
 
     def __exit__(self, *_: object) -> None:
-        blocks = list(mode().blocks)
-        place = max((k for k, (setting, _) in enumerate(blocks) if setting is self), default=None)
-        if place is None:
-            return  # entered in another context, which holds that mode
-        warnings = blocks.pop(place)[1]
-        quiet = [k for k in range(place, len(blocks)) if blocks[k][1]]
-        if warnings and quiet:  # the next one puts back what this one would
-            blocks[quiet[0]] = blocks[quiet[0]][0], warnings
-        elif warnings:
-            np.seterr(**warnings)
-        _open(blocks)
+        blocks = mode().blocks
+        places = [k for k, setting in enumerate(blocks) if setting is self]  # none: it was opened in another context
+        if places:
+            _open(blocks[: places[-1]] + blocks[places[-1] + 1 :])
 
     def __call__(self, function: F) -> F:
         if inspect.isasyncgenfunction(function):
@@ -82,12 +75,15 @@ class Setting:
         return functools.wraps(function)(wait if awaited else generate if generated else run)  # type: ignore[return-value]
 
 
-def _open(blocks: Sequence[tuple[Setting, Any]]) -> None:
+def _open(blocks: tuple[Setting, ...]) -> None:
     """Make the mode that these blocks say."""
-    facts: dict[str, Any] = {}
-    for setting, _ in blocks:
-        facts |= setting.facts
-    current.set(Mode(**facts, blocks=tuple(blocks)))
+    facts = {name: value for setting in blocks for name, value in setting.facts.items()}
+    quiet, warnings = any(setting.quiet for setting in blocks), mode().warnings
+    if quiet and warnings is None:
+        warnings = np.seterr(over="ignore", invalid="ignore")
+    elif warnings and not quiet:
+        warnings = np.seterr(**warnings) and None
+    current.set(Mode(**facts, blocks=blocks, warnings=warnings))
 
 
 @types.coroutine
@@ -103,10 +99,7 @@ def _steps(setting: Setting, body: Any) -> Any:
             return stop.value
         try:
             resume, message = body.send, (yield item)
-        except GeneratorExit:
-            context.run(body.close)
-            raise
-        except BaseException as error:
+        except BaseException as error:  # also the GeneratorExit of close()
             resume, message = body.throw, error
 
 
@@ -117,9 +110,8 @@ class _Recording(Setting):
 
     def __init__(self, *given: Any) -> None:
         if given:
-            name = type(self).__name__
-            got = f"{name}({describe(given[0])})"
-            raise CallError(f"{name}() without arguments", got, f"@{name}() with its parentheses")
+            name, got = type(self).__name__, describe(given[0])
+            raise CallError(f"{name}() without arguments", f"{name}({got})", f"@{name}() with its parentheses")
         super().__init__(recording=self.wanted)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from minigrad.backend import is_array, to_gpu_of_any
 from minigrad.errors import ArgumentError
 from minigrad.messages.arguments import CHECKS
-from minigrad.messages.explain import FOREIGN, boundary, explanation, is_public_call
+from minigrad.messages.explain import FOREIGN, boundary, told
 
 P = ParamSpec("P")
 Made = TypeVar("Made", bound="Operation[Any]")
@@ -98,9 +98,7 @@ class Composite(Operation[P]):
             named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
             return self.function(*values, *args[len(values) :], **named)
         except FOREIGN as error:
-            if is_public_call(error):
-                raise explanation(self, args, kwargs, error) from None
-            raise
+            raise told(self, args, kwargs, error)  # noqa: B904
 
 
 def register(made: Made) -> Made:

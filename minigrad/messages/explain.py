@@ -46,15 +46,16 @@ OURS = tuple(f"{_ROOT / package}{os.sep}" for package in ("minigrad", "nn", "opt
 
 
 def boundary(function: F) -> F:
-    """Decorate a function that explains the errors of public calls."""
+    """Decorate a function that raises what ``told`` makes of an error."""
     BOUNDARIES.add(function.__code__)
     return function
 
 
-def is_public_call(error: Exception) -> bool:
-    """Whether the boundary that caught ``error`` is to explain it.
+def told(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> Exception:
+    """What the boundary that caught ``error`` raises: an explanation of ``function(*args, **kwargs)``, or the error.
 
-    It is if no function of the user took part in what failed, and none of our boundaries called this one for him.
+    The error stays as it is if it is one of ours, if a function of the user took part in what failed, or if another of
+    our boundaries made this call for him.
     """
     libraries = [sys.modules[name] for name in ("numpy", "cupy") if name in sys.modules]
     inside = (*OURS, *(f"{Path(str(library.__file__)).parent}{os.sep}" for library in libraries))
@@ -63,9 +64,13 @@ def is_public_call(error: Exception) -> bool:
         return frame.f_code.co_filename.startswith(inside)
 
     if isinstance(error, MiniGradError) or not all(is_inside(frame) for frame, _ in walk_tb(error.__traceback__)):
-        return False
+        return error
     callers = takewhile(is_inside, (frame for frame, _ in walk_stack(sys._getframe(1).f_back)))
-    return not any(frame.f_code in BOUNDARIES for frame in callers)
+    if any(frame.f_code in BOUNDARIES for frame in callers):
+        return error
+    explained = explanation(function, args, kwargs, error)
+    explained.__suppress_context__ = True
+    return explained
 
 
 def explained(function: F) -> F:
@@ -76,9 +81,7 @@ def explained(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except FOREIGN as error:
-            if is_public_call(error):
-                raise explanation(function, args, kwargs, error) from None
-            raise
+            raise told(function, args, kwargs, error)  # noqa: B904
 
     return boundary(wrapped)  # type: ignore[return-value]
 

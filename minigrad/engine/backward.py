@@ -33,16 +33,13 @@ class Pass:
     """
 
     def __init__(
-        self,
-        *,
-        create_graph: bool = False,
-        retain_graph: bool = False,
-        targets: set[Any] | None = None,
-        through: bool = True,
+        self, create_graph: bool = False, retain_graph: bool = False, targets: Any = None, through: bool = True
     ) -> None:
         self.create_graph = create_graph  # whether the pass is itself recorded
         self.retain_graph = retain_graph  # whether nodes keep what their derivatives read
-        self.targets = targets  # edges whose gradients to find; None: all leaves, to whose ``.grad`` theirs is added
+        self.targets: set[Any] | None = (
+            targets  # edges whose gradients to find; None: all leaves, to whose ``.grad`` theirs is added
+        )
         self.through = through  # whether to go on behind a target, to targets that it was made from
         self.leading: set[Any] | None = None  # with targets: the nodes through which one can be reached
         self.useful: set[Any] | None = None  # those and the targets
@@ -62,8 +59,10 @@ class Pass:
                 self.accumulate(edge, g)
             while self.heap:
                 node = heapq.heappop(self.heap)[1]
-                g = _hooked(node.hooks, self.pending.pop(node))
+                g = self.pending.pop(node)
                 self.owned.discard(node)
+                if node.hooks:
+                    g = _hooked(node.hooks, g)
                 if self.targets is not None and node in self.targets:
                     self.found[node] = g
                 if self.leading is None or node in self.leading:
@@ -154,15 +153,18 @@ def _hooked(hooks: Sequence[Callable[[Any], Any]] | None, g: Any) -> Any:
     """``g`` as the hooks leave it, one after the other."""
     for hook in tuple(hooks or ()):
         changed = hook(g)
-        if changed is None:
-            continue
-        changed = changed if isinstance(changed, core.Tensor) else as_operand(changed, "the result of a hook")
-        changed = changed if hasattr(changed, "shape") else array_module(g).asarray(changed)
-        if changed.shape != g.shape:
-            hint = "return None to leave the gradient as it is"
-            raise ShapeError(f"a gradient of shape {g.shape} from a hook", f"shape {changed.shape}", hint)
-        g = changed if changed.dtype == g.dtype else changed.astype(g.dtype)
+        g = g if changed is None else _given(changed, "a gradient from a hook", g, "None leaves the gradient as it is")
     return g
+
+
+def _given(g: Any, what: str, like: Any, hint: str) -> Any:
+    """A gradient that the user gave, in the dtype of ``like``, whose shape it must have."""
+    g = g if isinstance(g, core.Tensor) else as_operand(g, what)
+    if np.shape(g) != like.shape:
+        raise ShapeError(f"{what}, of shape {like.shape}", f"shape {np.shape(g)}", hint)
+    if not isinstance(g, core.Tensor):
+        return array_module(array_of(like)).asarray(g, dtype=like.dtype)
+    return g if g.dtype == like.dtype else g.astype(like.dtype)
 
 
 def _add_to_leaf(leaf: Any, g: Any, fresh: bool) -> None:
@@ -209,14 +211,7 @@ def _seed(out: Any, gradient: Any) -> Any:
             hint = "call .sum() or .mean() first, or pass the gradient of the result"
             raise ShapeError("a scalar, from which a gradient can start", f"shape {out.shape}", hint)
         return array_module(out._data).ones(out.shape, out.dtype)
-    if not isinstance(gradient, core.Tensor):
-        gradient = as_operand(gradient, "the gradient of a result")
-    if np.shape(gradient) != out.shape:
-        hint = "one number for each element of the result"
-        raise ShapeError(f"a gradient of shape {out.shape}", f"shape {np.shape(gradient)}", hint)
-    if isinstance(gradient, core.Tensor):
-        return gradient if gradient.dtype == out.dtype else gradient.astype(out.dtype)
-    return array_module(out._data).asarray(gradient, dtype=out.dtype)
+    return _given(gradient, "the gradient of a result", out, "one number for each element of the result")
 
 
 def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
@@ -251,9 +246,8 @@ def grad(
     outputs, inputs = _listed(outputs), _listed(inputs)
     given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
     if len(given) != len(outputs):
-        raise ArgumentError(
-            f"{len(outputs)} grad_outputs, one for each output", str(len(given)), "put them into a list"
-        )
+        hint = "put them into a list"
+        raise ArgumentError(f"{len(outputs)} grad_outputs, one for each output", str(len(given)), hint)
     for i, tensor in enumerate(inputs):
         if not (isinstance(tensor, core.Tensor) and tensor._requires_grad):
             got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)

@@ -81,18 +81,14 @@ class Node:
     def check(self) -> None:
         """Refuse to run on a freed graph, or on residuals that changed after they were recorded."""
         if self.parents is None:
-            raise GraphError(
-                "a graph that still holds what its derivatives read",
-                f"a second backward pass through {self.primitive.label!r}, freed by the first",
-                "call backward(retain_graph=True) the first time, or run the forward pass again",
-            )
+            got = f"a second backward pass through {self.primitive.label!r}, freed by the first"
+            hint = "call backward(retain_graph=True) the first time, or run the forward pass again"
+            raise GraphError("a graph that still holds what its derivatives read", got, hint)
         for counter, count, position in self.versions:
             if counter[0] != count:
-                raise GraphError(
-                    f"{self._label(position)} as it was in the forward pass of {self.primitive.label!r}",
-                    f"data changed since (version {counter[0]}, recorded at {count})",
-                    "run backward before the optimizer step, load_state_dict or assignment to .data",
-                )
+                wanted = f"{self._label(position)} as it was in the forward pass of {self.primitive.label!r}"
+                hint = "run backward before the optimizer step, load_state_dict or assignment to .data"
+                raise GraphError(wanted, f"data changed since (version {counter[0]}, recorded at {count})", hint)
 
     def _label(self, position: int) -> str:
         """What the user may call the argument at ``position``: the leaf's name, seen through views, and its own."""
@@ -149,9 +145,7 @@ class Primitive(Operation[P]):
     scales_losses = False
     keeps_arguments = False  # whether a node keeps all arguments, and a rule may read what the function kept besides
 
-    def __init__(
-        self, function: Callable[P, Any], *, elementwise: bool = False, view: bool = False, **facts: Any
-    ) -> None:
+    def __init__(self, function: Callable[P, Any], elementwise: bool = False, view: bool = False, **facts: Any) -> None:
         super().__init__(function, **facts)
         self.elementwise, self.view = elementwise, view
         parameters = self.parameters.values()
@@ -245,7 +239,7 @@ class Primitive(Operation[P]):
             raise wrong_call(self, args, kwargs)
         return values
 
-    def _run(self, raw: list[Any], plan: Plan | None) -> tuple[Any, dict[str, Any]]:
+    def _run(self, raw: list[Any], plan: Plan | None) -> Any:
         """The result on arrays, and what a kernel kept besides, by name."""
         return self.function(*raw), {}
 
@@ -271,9 +265,7 @@ class Primitive(Operation[P]):
     def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
         parents = tuple([values[i].node or values[i] for i in plan.wrt])
         node = Node(self, plan, parents, [fetch(raw, out, extras) for fetch in plan.fetch], shape, dtype)
-        node.versions = [
-            (values[i]._version, values[i]._version[0], i) for i in plan.watched if isinstance(values[i], Tensor)
-        ]
+        node.versions = [(x._version, x._version[0], i) for i in plan.watched if isinstance(x := values[i], Tensor)]
         return node
 
     def _plan(self, wanted: tuple[int, ...]) -> Plan | None:
@@ -289,10 +281,7 @@ class Primitive(Operation[P]):
         gradients: list[Any] = []
         for rule, where, picks in node.plan.calls:
             value = rule(g, *[residuals[k] for k in where])
-            if picks is None:
-                gradients.append(value)
-            else:
-                gradients += [value[k] for k in picks]
+            gradients += (value,) if picks is None else [value[k] for k in picks]
         return gradients
 
     def rewrap(self, node: Node) -> list[Any]:
@@ -316,9 +305,6 @@ class SequencePrimitive(Primitive[P]):
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
         super().__init__(function, **facts)
         self.checks[self.names[0]] = as_list
-
-    def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool = True) -> None:
-        super()._add_rule(names, rule, joint=True)
 
     @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -20,13 +20,14 @@ from minigrad.engine.registry import register
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
+Kernel: TypeAlias = Callable[..., Any]
 
 
 class GpuPair(NamedTuple):
     """The kernels for arrays on a GPU; they have the parameters and the residuals of the NumPy pair."""
 
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
+    forward: Kernel
+    backward: Kernel
     fits: Callable[..., bool]  # whether they take these arguments
 
 
@@ -67,17 +68,14 @@ class Fused(Primitive[P]):
         def declare(kernel: F) -> F:
             @functools.wraps(kernel)  # with its signature, which names the residuals
             def rule(g: Any, *residuals: Any) -> Any:
-                on_gpu = array_module(g) is not np
-                return (self.gpu.backward if self.gpu and on_gpu else kernel)(g, *residuals)
+                return (self.gpu.backward if self.gpu and array_module(g) is not np else kernel)(g, *residuals)
 
             self.defjoint(*names)(rule)
             return kernel
 
         return declare
 
-    def defgpu(
-        self, forward: Callable[..., Any], backward: Callable[..., Any], fits: Callable[..., bool] = lambda *_: True
-    ) -> None:
+    def defgpu(self, forward: Kernel, backward: Kernel, fits: Callable[..., bool] = lambda *_: True) -> None:
         """Give the kernels for arrays on a GPU, and which arguments they take; others are left to the definition."""
         self.gpu = GpuPair(forward, backward, fits)
 
@@ -114,12 +112,9 @@ class Fused(Primitive[P]):
             return True
         return self.gpu is not None and self.gpu.fits(*map(array_of, self._bind(args, dict(kwargs))))
 
-    def _run(self, raw: list[Any], plan: Plan | None) -> tuple[Any, dict[str, Any]]:
-        assert self.kernel is not None
-        kernel = self.gpu.forward if self.gpu and array_module(*raw) is not np else self.kernel
-        asked = {"needs": plan.needs} if plan and self.asks_needs else {}
-        result: tuple[Any, dict[str, Any]] = kernel(*raw, **asked)
-        return result
+    def _run(self, raw: list[Any], plan: Plan | None) -> Any:
+        kernel: Any = self.gpu.forward if self.gpu and array_module(*raw) is not np else self.kernel
+        return kernel(*raw, **({"needs": plan.needs} if plan and self.asks_needs else {}))
 
     def run_rules(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients by the backward kernel; by differentiating the definition where they must be differentiable."""

@@ -85,16 +85,10 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
     for name in primitive.names if primitive.keeps_arguments else ():
         places.setdefault(name, len(places))
     needs = tuple(i in among for declared in primitive.rules for i in declared.positions)
-    return Plan(
-        wrt=tuple(wrt),
-        names=tuple(places),
-        fetch=tuple(_fetch(name, position, needs) for name in places),
-        calls=tuple(calls),
-        watched=tuple(position[name] for name in places if name in position),
-        watches_out="out" in places,
-        rewraps=tuple((k, wrt[position[name]]) for name, k in places.items() if position.get(name) in wrt),
-        needs=needs,
-    )
+    fetch = tuple(_fetch(name, position, needs) for name in places)
+    watched = tuple(position[name] for name in places if name in position)
+    rewraps = tuple((k, wrt[position[name]]) for name, k in places.items() if position.get(name) in wrt)
+    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, "out" in places, rewraps, needs)
 
 
 def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetch:
@@ -106,8 +100,5 @@ def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetc
     argument, fact = argument_and_fact(name, position)
     if not argument:
         return lambda raw, out, extras: extras[name]
-    place = position[argument]
-    if not fact:
-        return lambda raw, out, extras: raw[place]
-    read = FACTS[fact]
-    return lambda raw, out, extras: read(raw[place])
+    place, read = position[argument], FACTS.get(fact)
+    return (lambda raw, out, extras: read(raw[place])) if read else (lambda raw, out, extras: raw[place])

@@ -42,10 +42,8 @@ class Setting:
     and one object will do for any number of blocks. In a ``quiet`` one NumPy doesn't warn of overflow.
     """
 
-    quiet = False
-
-    def __init__(self, **facts: Any) -> None:
-        self.facts = facts
+    def __init__(self, quiet: bool = False, **facts: Any) -> None:
+        self.quiet, self.facts = quiet, facts
 
     def __enter__(self) -> None:
         _open((*mode().blocks, self))
@@ -132,17 +130,12 @@ class in_precision(Setting):
     """
 
     def __init__(self, dtype: Any) -> None:
-        super().__init__(autocast=dtype)
-        self.quiet = dtype is not None
+        super().__init__(quiet=dtype is not None, autocast=dtype)
 
 
-class scaled_gradients(Setting):
+def scaled_gradients() -> Setting:
     """Inside, gradients may overflow half precision: NumPy doesn't warn of it, GradScaler looks for it."""
-
-    quiet = True
-
-    def __init__(self) -> None:
-        super().__init__(scaled=True)
+    return Setting(quiet=True, scaled=True)
 
 
 def cast(values: Sequence[Any], precision: str) -> tuple[Any, ...]:
@@ -150,8 +143,6 @@ def cast(values: Sequence[Any], precision: str) -> tuple[Any, ...]:
     dtype = mode().autocast if precision == "low" else np.dtype(np.float32)
 
     def one(value: Any) -> Any:
-        if isinstance(value, list):
-            return [one(part) for part in value]
         narrow = is_array(array_of(value)) and is_floating(value.dtype) and value.dtype.itemsize <= 4
         return value.astype(dtype) if narrow and value.dtype != dtype else value
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from minigrad.backend import is_array, to_gpu_of_any
 from minigrad.errors import ArgumentError
@@ -23,8 +22,7 @@ Made = TypeVar("Made", bound="Operation[Any]")
 REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A call for the generated tests: shapes become random arrays, lists of shapes lists of them, the rest is as is."""
 
     arrays: tuple[Any, ...]
@@ -61,9 +59,8 @@ class Operation(Generic[P]):
         self.name: str = function.__name__
         self.label = part_of or self.name
         self.parameters = inspect.signature(function).parameters
-        self.checks = {
-            name: CHECKS[str(p.annotation)] for name, p in self.parameters.items() if str(p.annotation) in CHECKS
-        }
+        kinds = {name: str(p.annotation) for name, p in self.parameters.items()}
+        self.checks = {name: CHECKS[kind] for name, kind in kinds.items() if kind in CHECKS}
         self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
 
     def __repr__(self) -> str:

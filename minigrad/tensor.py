@@ -110,7 +110,7 @@ class Tensor:
         if array.shape != self._data.shape:
             raise ShapeError(f"data of shape {self.shape}", f"shape {array.shape}", "make a new Tensor instead")
         self._data = array
-        self._version[0] += 1
+        self.bump_version()
 
     @property
     def grad(self) -> Array | None:
@@ -212,6 +212,10 @@ class Tensor:
         tensor = Tensor._wrap(self._data)
         tensor._version = self._version
         return tensor
+
+    def bump_version(self) -> None:
+        """Say that the numbers were changed in place, so that a graph which needs the old ones refuses to go on."""
+        self._version[0] += 1
 
     def register_hook(self, hook: Callable[[Array], Array | None]) -> Handle:
         """Call ``hook`` with the complete gradient of this tensor; what it returns, if not None, takes its place.
@@ -358,7 +362,7 @@ class Tensor:
         except FOREIGN as error:
             call = f"{describe(self)}[{describe(index)}] = {describe(value)}"
             raise translate(call, "x[index] = values", (self,), error) from None
-        self._version[0] += 1
+        self.bump_version()
 
     def __floordiv__(self, other: Any) -> Any:
         hint = "minigrad.floor(x / y), whose derivative is 0; x % y is the remainder"

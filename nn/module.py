@@ -248,7 +248,7 @@ class Module:
         place = None if device is None else check_device(device)
         for _, tensor in _once(self._named_tensors(True, lambda persistent: True)):
             tensor._data = _converted(tensor.data, place, dtype)
-            tensor._version[0] += 1
+            tensor.bump_version()
             tensor.grad = None if tensor.grad is None else _converted(tensor.grad, place, dtype)
         return self
 

@@ -104,15 +104,14 @@ class Pass:
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` with the shape and dtype of what it is the gradient of: broadcasting undone, anything else refused."""
-        shape, dtype = edge.shape, edge.dtype
         if self.create_graph and not isinstance(g, core.Tensor):
             g = core.Tensor._wrap(g)
-        if g.shape != shape:
+        if g.shape != edge.shape:
             if not made_by.elementwise:
                 got, hint = f"{g.shape} from a rule of {made_by.name!r}", "a rule returns the shape of its argument"
-                raise GraphError(f"a gradient of shape {shape}", got, hint)
-            g = unbroadcast(g, shape)
-        return g if g.dtype == dtype else g.astype(dtype)
+                raise GraphError(f"a gradient of shape {edge.shape}", got, hint)
+            g = unbroadcast(g, edge.shape)
+        return g if g.dtype == edge.dtype else g.astype(edge.dtype)
 
     def accumulate(self, edge: Any, g: Any) -> None:
         """Add ``g`` to what waits at ``edge``."""
@@ -122,18 +121,14 @@ class Pass:
             if isinstance(edge, Node):
                 heapq.heappush(self.heap, (-edge.number, edge))
         elif type(g) is tuple:
-            self.pending[edge] = tuple(_sum(a, b) for a, b in zip(before, g, strict=True))
+            pairs = zip(before, g, strict=True)  # a part is None where nothing has come for it
+            self.pending[edge] = tuple(a if b is None else b if a is None else a + b for a, b in pairs)
         elif edge in self.owned:
             before += g
         else:
             self.pending[edge] = before + g
             if not self.create_graph and g.shape != ():  # a sum of shape () is a NumPy number, which has no place
                 self.owned.add(edge)
-
-
-def _sum(a: Any, b: Any) -> Any:
-    """The sum of two gradients, either of which may be None."""
-    return b if a is None else a if b is None else a + b
 
 
 def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:
@@ -171,8 +166,6 @@ def _add_to_leaf(leaf: Any, g: Any, fresh: bool) -> None:
     """Add to ``leaf.grad``, which belongs to the leaf alone: a borrowed array is copied before it is kept."""
     if leaf._grad is None:
         leaf._grad = g if fresh else array_module(g).array(g)
-    elif leaf._grad.shape == ():
-        leaf._grad = array_module(g).asarray(leaf._grad + g)  # NumPy adds two arrays of shape () to a number
     else:
         leaf._grad += g
 
@@ -216,9 +209,8 @@ def _seed(out: Any, gradient: Any) -> Any:
 
 def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
     """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
-    seed = array_of(_seed(out, gradient))
     with no_grad(), in_precision(None):
-        Pass(retain_graph=retain_graph).run([(out.node or out, seed)])
+        Pass(retain_graph=retain_graph).run([(out.node or out, array_of(_seed(out, gradient)))])
 
 
 @explained
@@ -246,24 +238,23 @@ def grad(
     outputs, inputs = _listed(outputs), _listed(inputs)
     given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
     if len(given) != len(outputs):
-        hint = "put them into a list"
-        raise ArgumentError(f"{len(outputs)} grad_outputs, one for each output", str(len(given)), hint)
+        raise ArgumentError(f"{len(outputs)} grad_outputs, one for each output", f"{len(given)}", "put them in a list")
     for i, tensor in enumerate(inputs):
         if not (isinstance(tensor, core.Tensor) and tensor._requires_grad):
             got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
             raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
+    start = _wrapped if create_graph else array_of
+    roots = [(out.node or out, start(seed)) for out, seed in zip(outputs, seeds, strict=True)]
     edges = [tensor.node or tensor for tensor in inputs]
-    retain_graph = create_graph if retain_graph is None else retain_graph
-    work = Pass(create_graph=create_graph, retain_graph=retain_graph, targets=set(edges))
-    roots = [(out.node or out, s if create_graph else array_of(s)) for out, s in zip(outputs, seeds, strict=True)]
+    work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
     with enable_grad() if create_graph else no_grad(), in_precision(None):
-        work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])
+        work.run(roots)
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]
     if missing and not allow_unused:
-        hint = "allow_unused=True gives None for it"
-        raise GraphError("outputs that depend on every input", f"no path to input {missing[0]}", hint)
-    return tuple(None if edge not in work.found else _as_result(work.found[edge]) for edge in edges)
+        raise GraphError("outputs made from every input", f"no path to input {missing[0]}", "or pass allow_unused=True")
+    found = [work.found.get(edge) for edge in edges]
+    return tuple(None if g is None else _wrapped(g if create_graph else array_module(g).array(g)) for g in found)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -272,5 +263,5 @@ def _listed(value: Any) -> list[Any]:
     return [value] if single else list(value)
 
 
-def _as_result(g: Any) -> Any:
-    return g if isinstance(g, core.Tensor) else core.Tensor._wrap(array_module(g).array(g))
+def _wrapped(g: Any) -> Any:
+    return g if isinstance(g, core.Tensor) else core.Tensor._wrap(g)

@@ -30,17 +30,16 @@ import inspect
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from minigrad.backend import is_floating
+from minigrad.backend import cast_narrow, is_floating
 from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_legal, make_plan, residual_names
-from minigrad.engine.recording import cast, mode
-from minigrad.engine.registry import Operation, register
+from minigrad.engine.recording import mode
+from minigrad.engine.registry import Operation, P, register
 from minigrad.errors import CallError, GraphError
 from minigrad.messages.arguments import as_list, as_operand
 from minigrad.messages.explain import FOREIGN, boundary, told, wrong_call
 
-P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
 observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
@@ -64,13 +63,10 @@ class Node:
 
     def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
         self.number = next(node_ids)
-        self.primitive = primitive
-        self.plan = plan
-        self.parents = parents
-        self.residuals = residuals
+        self.primitive, self.plan = primitive, plan
+        self.parents, self.residuals = parents, residuals
         self.versions: Any = ()
-        self.shape = shape  # of the result; a tuple of shapes where there are several
-        self.dtype = dtype
+        self.shape, self.dtype = shape, dtype  # of the result; tuples where there are several
         self.hooks: list[Callable[[Any], Any]] | None = None
         self.note: Any = None  # belongs to the observers
 
@@ -200,7 +196,7 @@ class Primitive(Operation[P]):
     @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and mode().autocast:
-            args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
+            args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
         raw: list[Any] = []
         wrt: list[int] = []
@@ -230,14 +226,17 @@ class Primitive(Operation[P]):
         return result
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        values = [*args, *self.defaults[len(args) :]]
-        for name, value in kwargs.items():
-            if self.position.get(name, -1) < len(args):
-                raise wrong_call(self, args, kwargs)
-            values[self.position[name]] = value
-        if len(values) > len(self.defaults) or any(v is inspect.Parameter.empty for v in values[: self.required]):
+        """All arguments in their order, or an error that says what the call should have been."""
+        n = len(args)
+        values = [*args, *map(kwargs.get, self.names[n:], self.defaults[n:])]
+        unknown = kwargs and any(self.position.get(name, -1) < n for name in kwargs)
+        if unknown or n > len(self.names) or any(v is inspect.Parameter.empty for v in values[: self.required]):
             raise wrong_call(self, args, kwargs)
         return values
+
+    def _cast(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments as autocast wants them; float64 and integers stay."""
+        return cast_narrow(values, mode().autocast if self.precision == "low" else "float32")
 
     def _run(self, raw: list[Any], plan: Plan | None) -> Any:
         """The result on arrays, and what a kernel kept besides, by name."""
@@ -317,16 +316,13 @@ class SequencePrimitive(Primitive[P]):
 
     def _of_length(self, count: int) -> Primitive[...]:
         """The plain primitive for lists of this length; those of the last lengths are kept."""
-        if count not in self.plans:
-            if len(self.plans) == 64:  # a loop may stack lists of every length up to 1000
-                self.plans.clear()
-            self.plans[count] = self._flat(count)
-        return self.plans[count]  # type: ignore[no-any-return]
-
-    def _flat(self, count: int) -> Primitive[...]:
+        if count in self.plans:
+            return self.plans[count]  # type: ignore[no-any-return]
+        if len(self.plans) == 64:  # a loop may stack lists of every length up to 1000
+            self.plans.clear()
         first, *others = self.names
         parts = [f"{first}[{i}]" for i in range(count)]
-        flat: Primitive[...] = Primitive.__new__(Primitive)
+        self.plans[count] = flat = Primitive.__new__(Primitive)
         vars(flat).update(vars(self))
         flat.function = lambda *values: self.function(list(values[:count]), *values[count:])
         flat.checks = self.checks | dict.fromkeys(parts, as_operand)
@@ -337,18 +333,14 @@ class SequencePrimitive(Primitive[P]):
 
 def _flattened(declared: Declared, first: str, parts: Sequence[str]) -> Declared:
     """The rule of a list as one of its ``parts``: what it reads of the list ``first``, it reads of each of them."""
-    lists = [argument_and_fact(name, (first,))[0] == first for name in declared.reads]
-    reads = [
-        [name.replace(first, part, 1) for part in parts] if of_list else [name]
-        for name, of_list in zip(declared.reads, lists, strict=True)
-    ]
+    lists = {name: bool(argument_and_fact(name, (first,))[0]) for name in declared.reads}
+    groups = [[name.replace(first, p, 1) for p in parts] if of_list else [name] for name, of_list in lists.items()]
 
     def rule(g: Any, *residuals: Any) -> Any:
         rest = iter(residuals)
-        given = [list(itertools.islice(rest, len(parts))) if of_list else next(rest) for of_list in lists]
-        return declared.rule(g, *given)
+        return declared.rule(g, *[[next(rest) for _ in parts] if of_list else next(rest) for of_list in lists.values()])
 
-    return Declared(tuple(range(len(parts))), rule, tuple(itertools.chain(*reads)), joint=True)
+    return Declared(tuple(range(len(parts))), rule, tuple(itertools.chain(*groups)), joint=True)
 
 
 # ---- results and the nodes behind them -------------------------------------------------------------------------------
@@ -365,22 +357,21 @@ def attach(result: Any, node: Node) -> Any:
     return result
 
 
-def attach_several(results: Sequence[Any], node: Node) -> None:
+def attach_several(results: Sequence[Any], node: Node) -> tuple[Any, ...]:
     """Make ``node`` the origin of several Tensors, each through a node that picks its place."""
     for place, result in enumerate(results):
         if is_floating(result.dtype):
             attach(result, Node(_pick, _pick_plan, (node,), [place, len(results)], result.shape, result.dtype))
+    return tuple(results)
 
 
 def connected(array: Any, edge: Any) -> Any:
     """``array``, or each of a tuple of them, as the Tensor that ``edge``, a Node or a leaf, stands for."""
     if isinstance(edge, Tensor):
         return edge
-    if type(array) is not tuple:
-        return attach(Tensor._wrap(array), edge)
-    results = tuple(Tensor._wrap(piece) for piece in array)
-    attach_several(results, edge)
-    return results
+    if type(array) is tuple:
+        return attach_several([Tensor._wrap(piece) for piece in array], edge)
+    return attach(Tensor._wrap(array), edge)
 
 
 # ---- decorators that make and register a primitive -------------------------------------------------------------------

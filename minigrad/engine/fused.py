@@ -5,21 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
 from minigrad.backend import array_module, array_of
 from minigrad.engine import core
 from minigrad.engine.backward import grad
-from minigrad.engine.core import Node, Primitive
+from minigrad.engine.core import F, Node, Primitive
 from minigrad.engine.plan import Plan
-from minigrad.engine.recording import cast, enable_grad, mode
-from minigrad.engine.registry import register
+from minigrad.engine.recording import enable_grad, mode
+from minigrad.engine.registry import P, register
 
-P = ParamSpec("P")
-F = TypeVar("F", bound=Callable[..., Any])
 Kernel: TypeAlias = Callable[..., Any]
 
 
@@ -49,8 +47,8 @@ class Fused(Primitive[P]):
 
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.definition: Callable[..., Any] = function
-        self.kernel: Callable[..., Any] | None = None
+        self.definition: Kernel = function
+        self.kernel: Kernel | None = None
         self.gpu: GpuPair | None = None
         self.asks_needs = False  # whether the forward kernel wants to know which gradients will be asked for
 
@@ -84,7 +82,7 @@ class Fused(Primitive[P]):
             values = self._bind(args, kwargs)
             if self.wide_part and values[self.position[self.wide_part]] is not None:
                 return self._defined(values, {})
-            args, kwargs = cast(values, self.precision), {}  # type: ignore[assignment]
+            args, kwargs = self._cast(values), {}  # type: ignore[assignment]
         on_gpu = array_module(*args, *kwargs.values()) is not np
         if on_gpu:
             args, kwargs = self._all_checked(args, kwargs), {}  # type: ignore[assignment]
@@ -105,12 +103,6 @@ class Fused(Primitive[P]):
         out = self.definition(*args, **kwargs)
         core.notify("definition", self, started)
         return out
-
-    def runs_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether there is a kernel for these arguments; the NumPy pair takes all that lie on the CPU."""
-        if array_module(*args) is np:
-            return True
-        return self.gpu is not None and self.gpu.fits(*map(array_of, self._bind(args, dict(kwargs))))
 
     def _run(self, raw: list[Any], plan: Plan | None) -> Any:
         kernel: Any = self.gpu.forward if self.gpu and array_module(*raw) is not np else self.kernel

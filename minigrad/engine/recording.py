@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from minigrad.backend import array_of, is_array, is_floating
 from minigrad.errors import CallError
 from minigrad.messages.explain import describe
 
@@ -136,17 +135,6 @@ class in_precision(Setting):
 def scaled_gradients() -> Setting:
     """Inside, gradients may overflow half precision: NumPy doesn't warn of it, GradScaler looks for it."""
     return Setting(quiet=True, scaled=True)
-
-
-def cast(values: Sequence[Any], precision: str) -> tuple[Any, ...]:
-    """Arguments as autocast wants them: half precision for "low", else float32; float64 and integers stay."""
-    dtype = mode().autocast if precision == "low" else np.dtype(np.float32)
-
-    def one(value: Any) -> Any:
-        narrow = is_array(array_of(value)) and is_floating(value.dtype) and value.dtype.itemsize <= 4
-        return value.astype(dtype) if narrow and value.dtype != dtype else value
-
-    return tuple(one(value) for value in values)
 
 
 def is_grad_enabled() -> bool:

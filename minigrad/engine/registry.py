@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -54,7 +56,7 @@ class Operation(Generic[P]):
         kinks: Sequence[float] = (),
         part_of: str | None = None,
     ) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.function: Callable[..., Any] = function
         self.name: str = function.__name__
         self.label = part_of or self.name
@@ -65,9 +67,6 @@ class Operation(Generic[P]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return self.function(*args, **kwargs)
 
     def checked(self, value: Any, name: str, others: Iterable[Any] = ()) -> Any:
         """An argument in the form that the function takes, a list beside the ``others``, or an error that names it."""
@@ -84,18 +83,20 @@ class Composite(Operation[P]):
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
         super().__init__(function, **facts)
         self.names = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
-        self.takes_more = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.values())
 
     @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         others = (*args, *kwargs.values())
-        names = self.names + self.names[-1:] * (len(args) if self.takes_more else 0)
+        places = itertools.chain(self.names, itertools.repeat(self.names[-1]))  # of which the last may be *arrays
         try:
-            values = [self.checked(value, name, others) for name, value in zip(names, args, strict=False)]
+            values = [self.checked(value, name, others) for name, value in zip(places, args, strict=False)]
             named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
-            return self.function(*values, *args[len(values) :], **named)
+            return self.function(*values, **named)
         except FOREIGN as error:
             raise told(self, args, kwargs, error)  # noqa: B904
+
+
+_origin = operator.attrgetter("function.__module__", "function.__qualname__")
 
 
 def register(made: Made) -> Made:
@@ -106,10 +107,6 @@ def register(made: Made) -> Made:
         raise ArgumentError("an operation with a new name", got, "rename it, or del minigrad.REGISTRY[name] first")
     REGISTRY[made.name] = made
     return made
-
-
-def _origin(operation: Operation[Any]) -> tuple[str, str]:
-    return operation.function.__module__, operation.function.__qualname__
 
 
 def composite(**facts: Any) -> Callable[[Callable[P, Any]], Composite[P]]:

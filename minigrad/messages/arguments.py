@@ -79,10 +79,12 @@ def as_list(values: Any, what: str) -> list[Any]:
 def as_int(value: Any, what: str) -> int:
     """A whole number: an int, or anything that can be an index; no boolean."""
     try:
-        return operator.index(value if not isinstance(value, bool | np.bool_) else "no number")  # type: ignore[arg-type]
+        if not isinstance(value, bool | np.bool_):
+            return operator.index(value)
     except TypeError:
-        hint = "int() cuts the fraction off" if isinstance(value, float | np.floating) else "such as 1"
-        raise CallError(f"a whole number for {what}", describe(value), hint) from None
+        pass
+    hint = "int() cuts the fraction off" if isinstance(value, float | np.floating) else "such as 1"
+    raise CallError(f"a whole number for {what}", describe(value), hint)
 
 
 def axes(value: Any, what: str) -> Any:

@@ -214,7 +214,7 @@ class Tensor:
         return tensor
 
     def bump_version(self) -> None:
-        """Say that the numbers were changed in place, so that a graph which needs the old ones refuses to go on."""
+        """Note a change of the numbers in place. A backward pass that needs the old ones then raises a GraphError."""
         self._version[0] += 1
 
     def register_hook(self, hook: Callable[[Array], Array | None]) -> Handle:

@@ -1,6 +1,6 @@
-"""The backward pass: nodes by descending creation number, no recursion, each node freed as soon as it was used.
+"""The backward pass visits nodes by descending creation number, without recursion, and frees each one after its use.
 
-``backward`` adds gradients to the leaves, ``grad`` returns them; both are one :class:`Pass`.
+``backward`` adds gradients to the leaves, ``grad`` returns them. Both run one :class:`Pass`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Pass:
                 _add_to_leaf(leaf, g, fresh=leaf in self.owned and not leaf._hooks)
 
     def visit(self, node: Node, g: Any) -> None:
-        """Run the rules of ``node`` and hand each result to the parent that it belongs to."""
+        """Run the rules of ``node`` and hand each gradient to its parent."""
         node.check()
         if node.primitive.scales_losses:
             self.blocks.enter_context(scaled_gradients())
@@ -103,7 +103,7 @@ class Pass:
                 self.owned.add(edge)
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
-        """``g`` with the shape and dtype of what it is the gradient of: broadcasting undone, anything else refused."""
+        """``g`` in the shape and dtype of ``edge``: broadcasting is undone, any other difference refused."""
         if self.create_graph and not isinstance(g, core.Tensor):
             g = core.Tensor._wrap(g)
         if g.shape != edge.shape:
@@ -114,7 +114,7 @@ class Pass:
         return g if g.dtype == edge.dtype else g.astype(edge.dtype)
 
     def accumulate(self, edge: Any, g: Any) -> None:
-        """Add ``g`` to what waits at ``edge``."""
+        """Add ``g`` to the gradient that waits at ``edge``."""
         before = self.pending.get(edge)
         if before is None:
             self.pending[edge] = g
@@ -132,7 +132,7 @@ class Pass:
 
 
 def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:
-    """Whether nothing else can hold ``g``: it is no view, not the incoming gradient, no residual, no other gradient."""
+    """Whether nobody else can hold ``g``: it is no view, not the incoming gradient, no residual, no other gradient."""
     others = (incoming, *(residuals or ()), *earlier)
     return is_array(g) and g.base is None and all(g is not other for other in others)
 
@@ -163,7 +163,7 @@ def _given(g: Any, what: str, like: Any, hint: str) -> Any:
 
 
 def _add_to_leaf(leaf: Any, g: Any, fresh: bool) -> None:
-    """Add to ``leaf.grad``, which belongs to the leaf alone: a borrowed array is copied before it is kept."""
+    """Add to ``leaf.grad``. That array belongs to the leaf alone, so a borrowed one is copied."""
     if leaf._grad is None:
         leaf._grad = g if fresh else array_module(g).array(g)
     else:
@@ -171,7 +171,7 @@ def _add_to_leaf(leaf: Any, g: Any, fresh: bool) -> None:
 
 
 def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node]:
-    """All nodes that ``roots`` were made from, themselves included, up to those where ``stop`` holds."""
+    """All nodes that ``roots`` were made from, and the roots; the search ends at nodes where ``stop`` holds."""
     found: set[Node] = set()
     stack = [root for root in roots if isinstance(root, Node)]
     while stack:
@@ -183,7 +183,7 @@ def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node
 
 
 def _leading_to(targets: set[Any], roots: Sequence[Any], through: bool) -> set[Any]:
-    """The nodes from which one of ``targets`` can be reached, so that the pass need not visit the others."""
+    """The nodes from which one of ``targets`` can be reached. The pass visits no others."""
     reachable = nodes_behind(roots, lambda node: not through and node in targets)
     useful: set[Any] = set()
     for node in sorted(reachable, key=lambda n: n.number):
@@ -208,7 +208,7 @@ def _seed(out: Any, gradient: Any) -> Any:
 
 
 def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
-    """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
+    """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from, as ``Tensor.backward`` does."""
     with no_grad(), in_precision(None):
         Pass(retain_graph=retain_graph).run([(out.node or out, array_of(_seed(out, gradient)))])
 
@@ -258,7 +258,7 @@ def grad(
 
 
 def _listed(value: Any) -> list[Any]:
-    """Several tensors as a list, also a single one."""
+    """A list of tensors; a single tensor becomes a list of one."""
     single = isinstance(value, core.Tensor | str) or is_array(value) or not isinstance(value, Iterable)
     return [value] if single else list(value)
 

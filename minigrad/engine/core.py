@@ -1,10 +1,10 @@
-"""The engine: how an operation on arrays becomes differentiable, and what is remembered of it.
+"""The engine makes operations on arrays differentiable and remembers them. ``backward.py`` then finds the gradients.
 
-Read it as a lecture, before ``backward.py``, its second half.
+This file is the first half of a lecture, ``backward.py`` the second.
 
-1. **Node**: what is remembered of one operation: its primitive, its parents, and the few arrays that its derivative
-   will read (the *residuals*).
-2. **Primitive**: a function on arrays with derivative rules. A rule's parameter names *are* its residuals::
+1. A **Node** remembers one operation: its primitive, its parents, and the few arrays that its derivative will read
+   (the *residuals*).
+2. A **Primitive** is a function on arrays with derivative rules. A rule's parameter names *are* its residuals::
 
        @elementwise()
        def multiply(x, y):
@@ -12,16 +12,16 @@ Read it as a lecture, before ``backward.py``, its second half.
 
        multiply.defvjp(lambda g, y: g * y, lambda g, x: g * x)
 
-   The first rule, for ``x``, reads ``g`` (the gradient of the result) and ``y``; so ``y`` is kept, if ``x`` needs a
-   gradient at all. A name may be an argument, ``out`` (the result), ``<arg>_shape``, ``<arg>_dtype``,
-   ``<arg>_device``, or ``needs`` (for each argument with a rule: does it need a gradient). Rules are written with
-   operators and primitives, so the same rule runs on raw arrays and, for higher derivatives, on Tensors.
+   The first rule gives the gradient of ``x``. It reads ``g`` (the gradient of the result) and ``y``, so a node keeps
+   ``y``, if ``x`` needs a gradient at all. A name may be an argument, ``out`` (the result), ``<arg>_shape``,
+   ``<arg>_dtype``, ``<arg>_device``, or ``needs`` (which arguments with a rule need a gradient). Rules use operators
+   and primitives alone, so the same rule runs on raw arrays and, for higher derivatives, on Tensors.
 
    A function of a list of arrays (``@primitive(sequence=True)``) has one rule, which returns a list of gradients. A
    function with several results returns a tuple; its rule gets the tuple of their gradients.
 
-Every primitive is entered into the registry of ``registry.py``. Results are Tensors; the class itself is in
-``tensor.py``, which is built on this file and sets ``core.Tensor``. That knot is the only one.
+``registry.py`` lists every primitive. Results are Tensors. Their class is in ``tensor.py``, which imports this file and
+sets ``core.Tensor``; no other module is tied back like this.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from minigrad.messages.explain import FOREIGN, boundary, told, wrong_call
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
+observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it
-PLAIN = frozenset({float, int, bool})  # what an operation takes without a look at it
+PLAIN = frozenset({float, int, bool})  # types that need no check
 node_ids = itertools.count()  # the order in which nodes are made
 
 
-# ---- 1. what is remembered of an operation --------------------------------------------------------------------------
+# ---- 1. the memory of an operation -----------------------------------------------------------------------------------
 
 
 class Node:
-    """One recorded operation. Holds arrays, never Tensors (leaves apart), so a graph has no reference cycles.
+    """One recorded operation. It holds arrays, and no Tensors but leaves, so a graph has no reference cycles.
 
     parents    for each argument that needs a gradient: the Node that made it, or the leaf Tensor itself
-    residuals  what the rules will read, in the order of ``plan.names``
+    residuals  the values that the rules will read, in the order of ``plan.names``
     versions   (counter, its value at recording, position or -1 for the result) of each Tensor among the residuals
     """
 
@@ -71,7 +71,7 @@ class Node:
         self.note: Any = None  # belongs to the observers
 
     def release(self) -> None:
-        """Let go of all that was kept; a later backward pass through here is refused."""
+        """Free everything that was kept. A later backward pass through this node is refused."""
         self.parents = self.residuals = self.versions = self.note = None
 
     def check(self) -> None:
@@ -87,7 +87,7 @@ class Node:
                 raise GraphError(wanted, f"data changed since (version {counter[0]}, recorded at {count})", hint)
 
     def _label(self, position: int) -> str:
-        """What the user may call the argument at ``position``: the leaf's name, seen through views, and its own."""
+        """A name for the argument at ``position``: that of the leaf behind its views, and that of the parameter."""
         if position < 0:
             return "the result"
         edge = self.parents[self.plan.wrt.index(position)] if position in self.plan.wrt else None
@@ -97,17 +97,17 @@ class Node:
         return f"{own}{self.primitive.argument(position)}"
 
 
-# ---- who is told of operations ---------------------------------------------------------------------------------------
+# ---- observers -------------------------------------------------------------------------------------------------------
 
 
 class Observer:
-    """What an instrument may hear of. Append one to ``observers``; it must not change what it is shown.
+    """The events that an instrument can receive. Append it to ``observers``. It must not change what it is shown.
 
-    ``started`` is when what it is told of began, on the clock of ``time.perf_counter``; it has just ended.
+    Each event has just ended; ``started`` is the time when it began, on the clock of ``time.perf_counter``.
     """
 
     def read(self, values: Sequence[Any]) -> None:
-        """An operation, of which ``forward`` has told, ran on these values, Tensors among them."""
+        """The operation of the last ``forward`` ran on these values, Tensors among them."""
 
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """An operation ran: its arguments and result as arrays, and the Tensor (or tuple) that it gave."""
@@ -116,11 +116,11 @@ class Observer:
         """A node's rules ran: the gradient that came in, and those of ``node.parents``."""
 
     def definition(self, primitive: Any, started: float) -> None:
-        """A fused operation ran as its definition, since no kernel takes its arguments; its parts were told before."""
+        """A fused operation ran as its definition, since no kernel takes its arguments. Its parts came before."""
 
 
 def notify(event: str, *facts: Any) -> None:
-    """Call the method ``event`` of each observer; the list is copied, since one may come or go while it is told."""
+    """Call the method ``event`` of each observer. The list is copied, since an event may add or remove one."""
     for observer in tuple(observers):
         getattr(observer, event)(*facts)
 
@@ -131,15 +131,16 @@ def notify(event: str, *facts: Any) -> None:
 class Primitive(Operation[P]):
     """A function on arrays that knows its derivatives. With a Tensor among its arguments it records a Node.
 
-    elementwise  its arguments are broadcast; the rules need not undo that
-    view         its result may share memory with its first argument
-    precision    under autocast: "low" for products, "wide" for sums and what is made of them; set in ``autocast.py``
-    scales_losses  gradients behind it may overflow half precision, which GradScaler looks for
+    elementwise      its arguments are broadcast; the backward pass undoes that, the rules need not
+    view             its result may share memory with its first argument
+    precision        under autocast: "low" for products, "wide" for sums and what is made of them
+    scales_losses    gradients behind it may overflow half precision, which GradScaler looks for
+    keeps_arguments  a node keeps all arguments, and rules may read what the function kept besides
     """
 
     precision: str | None = None
     scales_losses = False
-    keeps_arguments = False  # whether a node keeps all arguments, and a rule may read what the function kept besides
+    keeps_arguments = False
 
     def __init__(self, function: Callable[P, Any], elementwise: bool = False, view: bool = False, **facts: Any) -> None:
         super().__init__(function, **facts)
@@ -158,7 +159,7 @@ class Primitive(Operation[P]):
         self.plans: dict[Any, Any] = {}
 
     def argument(self, position: int) -> str:
-        """What a text calls the argument at ``position``."""
+        """The name of the argument at ``position`` in the text of an error."""
         return f"argument {self.names[position]!r}"
 
     # -- declaring derivatives --
@@ -226,7 +227,7 @@ class Primitive(Operation[P]):
         return result
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """All arguments in their order, or an error that says what the call should have been."""
+        """All arguments in their order, defaults included; an error where the call doesn't fit the signature."""
         n = len(args)
         values = [*args, *map(kwargs.get, self.names[n:], self.defaults[n:])]
         unknown = kwargs and any(self.position.get(name, -1) < n for name in kwargs)
@@ -235,11 +236,11 @@ class Primitive(Operation[P]):
         return values
 
     def _cast(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments as autocast wants them; float64 and integers stay."""
+        """The arguments in the precision that autocast gives them; float64 and integers stay."""
         return cast_narrow(values, mode().autocast if self.precision == "low" else "float32")
 
     def _run(self, raw: list[Any], plan: Plan | None) -> Any:
-        """The result on arrays, and what a kernel kept besides, by name."""
+        """The result on arrays, and by name what a kernel kept besides."""
         return self.function(*raw), {}
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
@@ -284,7 +285,7 @@ class Primitive(Operation[P]):
         return gradients
 
     def rewrap(self, node: Node) -> list[Any]:
-        """The residuals with Tensors, connected to the graph, in place of the arrays through which a gradient flows."""
+        """The residuals; arrays through which a gradient flows become Tensors again, connected to the graph."""
         residuals = list(node.residuals)
         for k, index in node.plan.rewraps:
             residuals[k] = connected(residuals[k], node.parents[index])
@@ -295,10 +296,10 @@ class Primitive(Operation[P]):
 
 
 class SequencePrimitive(Primitive[P]):
-    """A primitive of a list of arrays, and of other arguments behind it. Its one rule returns a list of gradients.
+    """A primitive whose first argument is a list of arrays. Its one rule returns a list of gradients.
 
-    A call flattens the list: it runs a plain primitive of the arguments ``arrays[0]``, ``arrays[1]``, … and the others,
-    made once for each length. So nodes, plans and instruments know of no lists.
+    A call flattens the list: it runs a plain primitive with the arguments ``arrays[0]``, ``arrays[1]``, … and the
+    others, which is made once for each length. So nodes, plans and instruments know of no lists.
     """
 
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
@@ -315,7 +316,7 @@ class SequencePrimitive(Primitive[P]):
             raise told(self, (arrays, *others), {}, error)  # noqa: B904
 
     def _of_length(self, count: int) -> Primitive[...]:
-        """The plain primitive for lists of this length; those of the last lengths are kept."""
+        """The plain primitive for lists of this length; up to 64 of them are kept."""
         if count in self.plans:
             return self.plans[count]  # type: ignore[no-any-return]
         if len(self.plans) == 64:  # a loop may stack lists of every length up to 1000
@@ -332,7 +333,7 @@ class SequencePrimitive(Primitive[P]):
 
 
 def _flattened(declared: Declared, first: str, parts: Sequence[str]) -> Declared:
-    """The rule of a list as one of its ``parts``: what it reads of the list ``first``, it reads of each of them."""
+    """The rule of the plain primitive: it reads of each of ``parts`` what the given one reads of the list ``first``."""
     lists = {name: bool(argument_and_fact(name, (first,))[0]) for name in declared.reads}
     groups = [[name.replace(first, p, 1) for p in parts] if of_list else [name] for name, of_list in lists.items()]
 
@@ -347,7 +348,7 @@ def _flattened(declared: Declared, first: str, parts: Sequence[str]) -> Declared
 
 
 def _is_view(out: Any, x: Any) -> bool:
-    """Whether ``out``, the result of a view operation on ``x``, shares its memory: a view's base is what owns that."""
+    """Whether ``out``, made from ``x``, shares its memory. The base of a view is the array that owns the memory."""
     return out is x or (out.base is not None and (out.base is x or out.base is x.base))
 
 
@@ -366,7 +367,7 @@ def attach_several(results: Sequence[Any], node: Node) -> tuple[Any, ...]:
 
 
 def connected(array: Any, edge: Any) -> Any:
-    """``array``, or each of a tuple of them, as the Tensor that ``edge``, a Node or a leaf, stands for."""
+    """The Tensor that ``edge``, a leaf or a Node, stands for; a tuple of them for a tuple of arrays."""
     if isinstance(edge, Tensor):
         return edge
     if type(array) is tuple:
@@ -398,7 +399,7 @@ def primitive(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
 
 
 def elementwise(**facts: Any) -> Callable[[Callable[P, Any]], Primitive[P]]:
-    """A primitive that acts on each element after broadcasting its arguments, whose rules need not undo that."""
+    """A primitive that broadcasts its arguments and acts on each element. Its rules need not undo the broadcast."""
     return lambda function: register(Primitive(function, elementwise=True, **facts))
 
 
@@ -410,7 +411,7 @@ _pick.name = _pick.label = "pick"
 
 
 def _pick_rule(g: Any, place: int, count: int) -> tuple[Any, ...]:
-    """The gradient of a tuple of which one place was used; the places left None are filled in by the pass."""
+    """The gradient of a tuple of which one place was used. The pass fills in the places that are None."""
     return tuple(g if k == place else None for k in range(count))
 
 

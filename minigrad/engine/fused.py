@@ -1,4 +1,4 @@
-"""Fused operations: a definition in primitives, and a hand-written pair of kernels that runs in its place."""
+"""A fused operation is a definition in primitives, and a hand-written pair of kernels that runs in its place."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class GpuPair(NamedTuple):
 class Fused(Primitive[P]):
     """A primitive whose ``definition`` composes others, and whose first-order work is done by a pair of kernels.
 
-    The definition is what the operation means: it is differentiated for higher orders, it is the oracle of the tests,
-    and it runs where there is no kernel for the arrays. ``defforward`` gives the kernel on arrays, which returns the
-    result and a dict of residuals of its own; ``defbackward`` the kernel that returns a tuple of gradients. A node
-    keeps the arguments, since the definition may be asked for, and the residuals that the backward kernel names.
-    ``defgpu`` gives a second pair, which runs where arrays are on a GPU.
+    The definition says what the operation means. It is differentiated for higher orders, it is the oracle of the
+    tests, and it runs where no kernel takes the arrays. ``defforward`` gives the kernel on arrays, which returns the
+    result and a dict of its own residuals. ``defbackward`` gives the kernel that returns a tuple of gradients. A node
+    keeps the arguments, since the definition may be needed, and the residuals that the backward kernel names.
+    ``defgpu`` gives a second pair for arrays on a GPU.
 
     wide_part  an argument that asks for a part which autocast keeps in float32: with it the definition runs there, and
                each of its parts has its own precision; set in ``autocast.py``

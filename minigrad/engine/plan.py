@@ -1,7 +1,7 @@
-"""Plans: which rules will run for the arguments that need a gradient, and what must be kept for them.
+"""A plan says which rules will run for the arguments that need a gradient, and what a node must keep for them.
 
-A plan is made once for each primitive and set of such arguments. A rule's parameter names say what it reads: an
-argument, ``out``, ``needs``, or a fact of an argument such as ``x_shape``; what no rule reads is not kept.
+There is one plan for each primitive and set of such arguments. A rule's parameter names say what it reads: an
+argument, ``out``, ``needs``, or a fact of an argument such as ``x_shape``. A node keeps nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Fetch: TypeAlias = Callable[[Any, Any, Any], Any]  # (arguments, result, extras 
 
 
 class Declared(NamedTuple):
-    """A rule of a primitive, with what was read off it once."""
+    """A rule of a primitive, and the facts that were read off it once."""
 
     positions: tuple[int, ...]  # of the arguments whose gradients it returns
     rule: Rule
@@ -30,7 +30,7 @@ class Declared(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """For one set of arguments that need a gradient: what to keep, which rules to call, what becomes a Tensor again."""
+    """What to keep, which rules to call, and what becomes a Tensor again, for one set of arguments with gradients."""
 
     wrt: tuple[int, ...]  # positions of the arguments, in the order in which ``calls`` yields their gradients
     names: tuple[str, ...]  # of the residuals
@@ -92,7 +92,7 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
 
 
 def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetch:
-    """How the residual ``name`` is got when an operation is recorded."""
+    """The function that fetches the residual ``name`` when an operation is recorded."""
     if name == "out":
         return lambda raw, out, extras: out
     if name == "needs":

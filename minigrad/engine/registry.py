@@ -1,7 +1,7 @@
-"""The registry: every operation by name, with what the generated tests and the texts of errors have to know of it.
+"""The registry lists every operation by name, with the facts that the generated tests and the texts of errors need.
 
-An :class:`Operation` is a function on arrays or Tensors. There are two kinds: a :class:`Composite` calls other
-operations, and a ``Primitive`` (in ``core.py``, built on this file) knows its derivatives itself.
+An :class:`Operation` is a function on arrays or Tensors. A :class:`Composite` calls other operations. A ``Primitive``
+(in ``core.py``, which imports this file) knows its derivatives itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sample(*arrays: Any, **params: Any) -> Sample:
 
 
 class Operation(Generic[P]):
-    """A public function on arrays or Tensors, with what the generated tests need to know of it.
+    """A public function on arrays or Tensors, with the facts that the generated tests need.
 
     torch, numpy  the twin in that library: a name or a function; None: the one of the same name, False: there is none
     samples       calls to try; elementwise operations get theirs from ``domain``

@@ -172,32 +172,23 @@ def wrong_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 # ---- what went wrong ------------------------------------------------------------------------------------------------
 
-# Words of NumPy's error, the kind of ours, what was expected, and what to do. Other errors are quoted.
+# Words of NumPy's error, the kind of ours, what was expected, and what to do, where NumPy's kind or words would mislead.
+# All other errors are quoted.
 KINDS: list[tuple[str, type[MiniGradError], str, str]] = [
-    ("previous terms", ShapeError, "one length for each subscript", "a letter stands for the same length everywhere"),
     ("gufunc", ShapeError, "x (..., n, k) @ y (..., k, m), or vectors of length k",
      "swapaxes(-1, -2) transposes matrices; * multiplies elements"),
     ("boolean index", ShapeError, "a mask with the lengths of the axes that it picks from",
      "compare the array itself: x[x > 0]"),
-    ("requested shape", ShapeError, "a shape to which the array can be repeated: its axes, counted from the last, "
-     "have that length or 1", "reshape or expand_dims adds axes of length 1"),
     ("broadcast", ShapeError, "shapes that broadcast: lengths, from the last axis on, equal or 1",
      "reshape or expand_dims adds axes of length 1"),
-    ("reshape|unknown dimension", ShapeError, "a shape with as many elements, of which one length may be -1",
-     "reshape(-1) makes one axis of all"),
     ("axes don't match|repeated axis", AxisError, "every axis of the array once", "swapaxes exchanges two axes"),
     ("duplicate value", AxisError, "different axes", "name each axis once"),
-    ("squeeze", ShapeError, "axes of length 1 to leave out", "squeeze() leaves out all of them"),
     ("zero-size|empty sequence", ShapeError, "at least one element", "initial= is the result of none (max, min)"),
-    ("all the input array", ShapeError, "arrays that are alike in every axis but the one along which they are joined",
-     "minigrad.stack makes a new axis"),
-    ("zero-dimensional", ShapeError, "arrays with at least one axis", "minigrad.stack joins scalars"),
-    ("at least one array", ArgumentError, "at least one array", "the list is empty"),
     ("element with a sequence", ShapeError, "as many values as places", "x[0] = 1.0 sets one"),
+    ("at least one array", ArgumentError, "at least one array", "the list is empty"),
     ("Python integer", ArgumentError, "a number that the dtype of the array holds", "astype a wider dtype first"),
-    ("negative integer powers", DTypeError, "floating-point numbers for negative powers", "write 2.0 for 2"),
+    ("integer powers", DTypeError, "floating-point numbers for negative powers", "write 2.0 for 2"),
     ("negative dimensions|negative values", ArgumentError, "no negative lengths", "slices leave elements out"),
-    ("numpy boolean", DTypeError, "numbers; booleans have no difference", "~ and ^ work on booleans"),
     ("'invert'|'bitwise", DTypeError, "booleans or integers for ~, &, | and ^", "compare first: (x > 0) & (y > 0)"),
     ("as an integer|sequence of integers", CallError, "whole numbers where lengths, axes and counts are meant",
      "int() or // makes whole numbers"),
@@ -208,8 +199,8 @@ def explanation(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], e
     """``error``, raised inside of ``function(*args, **kwargs)``, in terms of that call."""
     if misfit(function, args, kwargs):
         return wrong_call(function, args, kwargs)
-    parameters, (name, signature) = inspect.signature(function).parameters, spelled(function)
-    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    whole, (name, signature) = inspect.signature(function), spelled(function)
+    parameters, given = whole.parameters, whole.bind(*args, **kwargs).arguments
     arguments = {k: v for k, v in given.items() if k != "self" and v is not parameters[k].default}
     try:  # an argument that is at fault by itself
         for key in arguments.keys() & getattr(function, "checks", {}).keys():
@@ -232,7 +223,9 @@ def translate(call: str, takes: str, arguments: Iterable[Any], error: Exception)
     if isinstance(error, MemoryError):
         return OutOfMemoryError("a result that fits into memory", f"{call}: {text}", "make it smaller")
     if isinstance(error, np.exceptions.AxisError) and error.ndim is not None:
-        return axis_error(error.axis, error.ndim, f", in {call}")
+        n, got = error.ndim, f"{error.axis}, in {call}"
+        expected = f"an axis from {-n} to {n - 1}" if n else "an array with at least one axis"
+        return AxisError(expected, got, f"the array has {n} {'axis' if n == 1 else 'axes'}, counted from 0")
     for words, kind, expected, hint in KINDS:
         if any(part in text for part in words.split("|")):
             return kind(expected, call, hint)
@@ -241,11 +234,3 @@ def translate(call: str, takes: str, arguments: Iterable[Any], error: Exception)
         return IndexRangeError("integers within the lengths of the axes", f"{call}: {text}", hint)
     kind = DTypeError if isinstance(error, TypeError | AttributeError) else ShapeError
     return kind(f"arguments that fit {takes}", f"{call}: {text}", "help() shows what it takes")
-
-
-def axis_error(axis: Any, ndim: int, where: str = "") -> AxisError:
-    """The error for an axis that an array with ``ndim`` axes doesn't have."""
-    if not ndim:
-        return AxisError("an array with at least one axis", f"axis {axis}{where}", "a single number has no axes")
-    axes = f"the array has {ndim} axes, counted from 0" if ndim > 1 else "the array has one axis"
-    return AxisError(f"an axis from {-ndim} to {ndim - 1}", f"{axis}{where}", axes)

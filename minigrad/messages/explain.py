@@ -172,8 +172,8 @@ def wrong_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 # ---- what went wrong ------------------------------------------------------------------------------------------------
 
-# Words of NumPy's error, the kind of ours, what was expected, and what to do, where NumPy's kind or words would mislead.
-# All other errors are quoted.
+# Words of NumPy's error, the kind of ours, what was expected, and what to do. They stand for errors of NumPy whose kind
+# or words would mislead; all others are quoted.
 KINDS: list[tuple[str, type[MiniGradError], str, str]] = [
     ("gufunc", ShapeError, "x (..., n, k) @ y (..., k, m), or vectors of length k",
      "swapaxes(-1, -2) transposes matrices; * multiplies elements"),

@@ -217,6 +217,18 @@ def test_exceptions_of_the_user_pass_as_they_are() -> None:
         assert type(caught.value.__cause__) is KeyError
 
 
+def test_the_outermost_call_explains() -> None:
+    """An operation that a user's function calls is told by itself, and NumPy's traceback is not shown."""
+    with pytest.raises(errors.ShapeError, match=r"Got: add\(float64 \(3,\), float32 \(2,\)\)") as caught:
+        mg.vjp(lambda v: v + mg.ones(2), np.ones(3))
+    assert caught.value.__suppress_context__
+    composed = mg.engine.registry.Composite(lambda x: mg.sum(mg.exp(x), axis=2), part_of="composed")
+    with pytest.raises(errors.AxisError, match=r"Got: 2, in sum\(float64 \(3,\), axis=2\)"):
+        composed(np.ones(3))
+    with pytest.raises(errors.AxisError, match=r"Got: 2, in var\(float64 \(3,\), axis=2\)"):
+        mg.var(np.ones(3), axis=2)
+
+
 # ---- what would go wrong in silence ---------------------------------------------------------------------------------
 
 

@@ -133,12 +133,10 @@ class Primitive(Operation[P]):
 
     elementwise      its arguments are broadcast; the backward pass undoes that, the rules need not
     view             its result may share memory with its first argument
-    precision        under autocast: "low" for products, "wide" for sums and what is made of them
     scales_losses    gradients behind it may overflow half precision, which GradScaler looks for
     keeps_arguments  a node keeps all arguments, and rules may read what the function kept besides
     """
 
-    precision: str | None = None
     scales_losses = False
     keeps_arguments = False
 

@@ -44,6 +44,7 @@ class Operation(Generic[P]):
     domain        the interval of random inputs; ``kinks`` are points of it to keep away from
     part_of       the public operation that this one is a part of, which texts for the user then name
     flops         how much it computes, for ``profile``: a function of the arguments and of ``out``, by name
+    precision     under autocast, of a primitive: "low" for products, "wide" for sums and what is made of them
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Operation(Generic[P]):
         kinks: Sequence[float] = (),
         part_of: str | None = None,
         flops: Callable[..., Any] | None = None,
+        precision: str | None = None,
     ) -> None:
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.function: Callable[..., Any] = function
@@ -66,7 +68,7 @@ class Operation(Generic[P]):
         kinds = {name: str(p.annotation) for name, p in self.parameters.items()}
         self.checks = {name: CHECKS[kind] for name, kind in kinds.items() if kind in CHECKS}
         self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
-        self.flops = flops
+        self.flops, self.precision = flops, precision
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"

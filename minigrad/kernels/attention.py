@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, cast_to
-from minigrad.engine.backward import unbroadcast
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.kernels.attention_tiles import (

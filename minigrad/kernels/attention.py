@@ -91,6 +91,9 @@ def attention(
     broadcast. q may have a multiple of the heads of k and v, then neighbouring heads of q share theirs (grouped-query
     attention). Half precision is computed in float32. A row that sees no key gives 0, and so are its gradients.
 
+    What stands in keys and values that a query does not see, huge, infinite or NaN, changes no bit of its result or of
+    its gradient. Second derivatives, and a mask of numbers that hides by -inf, want finite numbers there.
+
     - mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, L, S)
     - is_causal: query i sees keys j <= i only, counted from the top left corner
     - scale: 1/sqrt(d) if not given

@@ -30,6 +30,12 @@ def scattered(length: int) -> Any:
     return (rng(7).random((2, 4, length, length)) < 0.5) | np.eye(length, dtype=bool)
 
 
+def future(length: int) -> Any:
+    """Late keys are seen by earlier queries alone: by none at all, if it is causal too."""
+    i, j = np.indices((length, length))
+    return (i < j) | (j < length // 2)
+
+
 CASES: dict[str, Any] = {
     "causal": lambda n: {"is_causal": True},
     "window": lambda n: {"window": 1 + n // 4},
@@ -37,6 +43,7 @@ CASES: dict[str, Any] = {
     "padding": lambda n: {"mask": padding(n)},
     "scattered": lambda n: {"mask": scattered(n)},
     "scattered, causal": lambda n: {"mask": scattered(n), "is_causal": True},
+    "future, causal": lambda n: {"mask": future(n), "is_causal": True},
     "scattered, window": lambda n: {"mask": scattered(n), "window": 1 + n // 4},
     "causal, dropped": lambda n: {"is_causal": True, "dropout_p": 0.3, "seed": 5},
 }

@@ -66,7 +66,23 @@ def _torch(t: Any, q: Any, k: Any, v: Any, mask: Any = None, is_causal: bool = F
     )
 
 
-@fused(torch=_torch, numpy=False, samples=[
+def _flops(
+    q: Array, k: Array, v: Array, is_causal: bool, window: int | None, out: Array, wrt: frozenset[str]
+) -> tuple[float, float]:
+    """For each pair of query and key that is allowed: two products forward; five backward, where all gradients are
+    needed, of which the first makes the scores once more. A mask that is an array counts as if all of it were True.
+    """
+    (queries, d), (keys, d_v) = q.shape[-2:], v.shape[-2:]
+    left, right = band(is_causal, window)
+    i = np.arange(queries)
+    seen = np.minimum(i + right, keys - 1) - np.maximum(i - left, 0) + 1
+    pairs = float(np.maximum(seen, 0).sum()) * (out.size // max(queries * d_v, 1))
+    scores = wrt & {"q", "k"}
+    back = d + d_v * ("v" in wrt) + d_v * bool(scores) + d * len(scores)
+    return 2 * pairs * (d + d_v), 2 * pairs * back * bool(wrt)
+
+
+@fused(torch=_torch, numpy=False, flops=_flops, samples=[
     sample((2, 2, 5, 3), (2, 2, 5, 3), (2, 2, 5, 3), is_causal=True),
     sample((4, 3, 2), (2, 5, 2), (2, 5, 4), scale=0.5, window=2),
     sample((1, 3, 2), (2, 1, 2, 2), (2, 2, 2), (3, 2)),

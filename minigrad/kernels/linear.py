@@ -16,7 +16,13 @@ from minigrad.ops import matmul, transpose
 _samples = [sample((2, 3), (4, 3)), sample((2, 2, 3), (4, 3), (4,)), sample((3,), (4, 3), (4,))]
 
 
-@fused(torch="nn.functional.linear", numpy=False, samples=_samples)
+def _flops(x: Array, bias: Any, out: Array, wrt: frozenset[str]) -> tuple[float, float]:
+    """One product; one more for each gradient. A bias is an addition for each result."""
+    n, added = 2 * out.size * x.shape[-1], 0 if bias is None else out.size
+    return n + added, n * len(wrt & {"x", "weight"}) + added * ("bias" in wrt)
+
+
+@fused(torch="nn.functional.linear", numpy=False, samples=_samples, flops=_flops)
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """``x Wᵀ + b`` over the last axis of x.
 

@@ -40,7 +40,14 @@ _ids = np.array([[0, 4, 2], [-100, 1, 1]])
 _samples = [sample((2, 3, 4), (5, 4), _ids, label_smoothing=p, reduction=r) for p, r in ((0.0, "mean"), (0.1, "none"))]
 
 
-@fused(torch=_torch, numpy=False, samples=_samples)
+def _flops(x: Array, weight: Array, reduction: str, wrt: frozenset[str]) -> tuple[float, float]:
+    """The logits and both gradients are a product each. A reduced loss makes all three in the forward call."""
+    n = 2 * x.size * len(weight)
+    gradients = n * len(wrt)
+    return (n, (n + gradients) * bool(wrt)) if reduction == "none" else (n + gradients, 0)
+
+
+@fused(torch=_torch, numpy=False, samples=_samples, flops=_flops)
 def linear_cross_entropy(
     x: Array,
     weight: Array,

@@ -25,7 +25,14 @@ def _torch(t: Any, x: Any, wq: Any, wk: Any, wv: Any, gain: Any = None, eps: flo
 _samples = [sample((2, 3), (5, 3), (4, 3), (2, 3)), sample((2, 2, 3), *[(2, 3)] * 3, (3,), 0.1)]
 
 
-@fused(torch=_torch, numpy=False, samples=_samples)
+def _flops(x: Array, wq: Array, wk: Array, wv: Array, wrt: frozenset[str]) -> tuple[float, float]:
+    """A product for each weight; then one for its gradient, and one for what it sends back to the rows."""
+    products = {name: 2 * x.size * len(w) for name, w in (("wq", wq), ("wk", wk), ("wv", wv))}
+    rows = bool(wrt & {"x", "gain"})
+    return sum(products.values()), sum(n * ((name in wrt) + rows) for name, n in products.items())
+
+
+@fused(torch=_torch, numpy=False, samples=_samples, flops=_flops)
 def qkv_projection(
     x: Array, wq: Array, wk: Array, wv: Array, gain: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Array, Array]:

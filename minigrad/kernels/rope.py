@@ -41,7 +41,7 @@ def _pairs(x: Any, layout: str) -> tuple[Any, Any]:
     return (x[..., :half], x[..., half:]) if layout == "half" else (x[..., ::2], x[..., 1::2])
 
 
-@primitive(torch=_formula, numpy=_formula, samples=[
+@primitive(torch=_formula, numpy=_formula, flops=lambda x: 3 * x.size, samples=[
     sample((2, 3, 4), np.cos(_angles), np.sin(_angles)),
     sample((2, 3, 4), np.cos(_angles), np.sin(_angles), layout="half"),
     sample((2, 3, 4), (3, 2), (2, 1, 1)),

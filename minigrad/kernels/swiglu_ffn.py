@@ -44,7 +44,16 @@ _samples = [
 ]
 
 
-@fused(torch=_torch, numpy=False, samples=_samples)
+def _flops(x: Array, w1: Array, out: Array, recompute: bool, wrt: frozenset[str]) -> tuple[float, float]:
+    """Three products; then two for the gradients of each, where they are needed, and two that are done again."""
+    wide, narrow = 2 * x.size * len(w1), 2 * out.size * len(w1)
+    rows, units = bool(wrt & {"x", "gain"}), bool(wrt & {"x", "gain", "w1", "w3"})
+    again = 2 * wide if recompute else 0
+    back = again + wide * (("w1" in wrt) + ("w3" in wrt) + 2 * rows) + narrow * (("w2" in wrt) + units)
+    return 2 * wide + narrow, back
+
+
+@fused(torch=_torch, numpy=False, samples=_samples, flops=_flops)
 def swiglu_ffn(
     x: Array,
     w1: Array,

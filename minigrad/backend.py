@@ -10,15 +10,29 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from minigrad.errors import DeviceError, DTypeError, OutOfMemoryError
 
-Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
-DType: TypeAlias = Any  # whatever numpy.dtype() takes
+NDArray: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # what users see; on a GPU it is CuPy's, with the same methods
+Array: TypeAlias = "NDArray | Any"  # what functions on arrays see: NumPy's, or CuPy's, which a checker doesn't know
+ArrayLike: TypeAlias = "NDArray | GpuArray | np.generic | float | list[Any] | tuple[Any, ...] | range"
+DType: TypeAlias = "str | type[Any] | np.dtype[Any] | None"  # what numpy.dtype() takes
 Axes: TypeAlias = "int | tuple[int, ...] | None"
+Shape: TypeAlias = "int | tuple[int, ...] | list[int]"
+
+
+class GpuArray(Protocol):
+    """An array of CuPy, as a type checker may know it."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Where the numbers lie."""
+
+    def get(self) -> NDArray:
+        """The numbers on the CPU."""
 
 
 def array_module(*arrays: Array) -> ModuleType:
@@ -218,7 +232,7 @@ def to_device(array: Array, device: str) -> Array:
     if device_of(array) == device:
         return array
     if device == "cpu":
-        return array.get()
+        return to_numpy(array)
     with use_device(device) as xp:
         return xp.asarray(array)
 
@@ -234,6 +248,6 @@ def to_gpu_of_any(array: Array, others: Iterable[Any]) -> Array:
     return next((to_device(array, device_of(other)) for other in gpus), array)
 
 
-def to_numpy(array: Array) -> Any:
+def to_numpy(array: Any) -> NDArray:
     """``array`` as a NumPy array, copied only from a GPU."""
     return array if isinstance(array, np.ndarray) else array.get()

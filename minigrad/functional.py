@@ -43,7 +43,7 @@ def _variable(value: Any) -> Tensor:
     """``value`` as something to differentiate by: a new leaf, or a new result of a tensor that is being recorded."""
     tensor = asarray(value)
     if tensor.requires_grad and is_grad_enabled():
-        return ops.reshape(tensor, tensor.shape)  # type: ignore[no-any-return]
+        return ops.reshape(tensor, tensor.shape)
     if not is_floating(tensor.dtype):
         raise DTypeError("floating-point arguments to differentiate by", describe(tensor), "write 1.0 for 1")
     leaf = _Variable.__new__(_Variable)
@@ -233,7 +233,7 @@ def _stacked(rows: list[Tensor], out: Tensor, variable: Tensor) -> Tensor:
     shape = out.shape + variable.shape
     if not rows:
         return Tensor._wrap(array_module(variable._data).zeros(shape, variable.dtype))
-    return ops.reshape(ops.stack(rows), shape)  # type: ignore[no-any-return]
+    return ops.reshape(ops.stack(rows), shape)
 
 
 @explained

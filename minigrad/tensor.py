@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from minigrad import ops
 from minigrad.backend import (
     Array,
+    ArrayLike,
     Axes,
     DType,
+    NDArray,
+    Shape,
     array_module,
     array_of,
     as_dtype,
@@ -284,8 +287,10 @@ class Tensor:
             raise CallError("a NumPy function that minigrad differentiates", f"np.{name}", hint)
         return operation(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        raise unknown_name(self, type(self).__name__, name)
+    if not TYPE_CHECKING:  # a type checker finds unknown names itself
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_name(self, type(self).__name__, name)
 
     def __copy__(self) -> Tensor:
         made = type(self).__new__(type(self))
@@ -551,6 +556,19 @@ class Tensor:
         device = check_device(device)
         return self if device == self.device else ops.transfer(self, device)
 
+
+# What a signature says of an argument, and of a result: a Tensor where an argument is one, else an array. No argument
+# makes X anything but a Tensor; where none is one, a type checker takes its default.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    class _Other:
+        pass
+
+    X = TypeVarWithDefault("X", Tensor, _Other, default=NDArray)  # type: ignore[misc]
+else:
+    X = TypeVar("X")
+Operand: TypeAlias = "X | ArrayLike"
 
 core.Tensor = Tensor
 explain_methods(Tensor, ["__init__", *(name for name in vars(Tensor) if not name.startswith("_"))])

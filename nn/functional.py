@@ -12,21 +12,25 @@ import numpy as np  # noqa: F401 (for the examples)
 from minigrad import random, sigmoid, split
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError, ShapeError
-from minigrad.kernels.attention import attention
-from minigrad.kernels.cross_entropy import cross_entropy
-from minigrad.kernels.dropout import drop
-from minigrad.kernels.embedding import embedding
-from minigrad.kernels.gelu import gelu
-from minigrad.kernels.layer_norm import layer_norm
-from minigrad.kernels.linear import linear
-from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
-from minigrad.kernels.qkv_projection import qkv_projection
-from minigrad.kernels.relu import relu
-from minigrad.kernels.rms_norm import rms_norm
-from minigrad.kernels.rope import apply_rope
-from minigrad.kernels.softmax import log_softmax, softmax
-from minigrad.kernels.swiglu import silu, swiglu
-from minigrad.kernels.swiglu_ffn import swiglu_ffn
+from minigrad.kernels.operations import (
+    apply_rope,
+    attention,
+    cross_entropy,
+    drop,
+    embedding,
+    gelu,
+    layer_norm,
+    linear,
+    linear_cross_entropy,
+    log_softmax,
+    qkv_projection,
+    relu,
+    rms_norm,
+    silu,
+    softmax,
+    swiglu,
+    swiglu_ffn,
+)
 from minigrad.messages.arguments import normal_axis
 from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names

@@ -114,7 +114,8 @@ class RotaryEmbedding(Module):
         """Cosines and sines (max_seq_len, d_k/2) of all angles, made at the first call for a dtype and device."""
         key = (dtype.name, device)
         if key not in self._tables:
-            self._tables[key] = tuple(asarray(f(self.angles), dtype, device).data for f in (np.cos, np.sin))
+            cos, sin = (asarray(f(self.angles), dtype, device).data for f in (np.cos, np.sin))
+            self._tables[key] = cos, sin
         return self._tables[key]
 
     def extra_repr(self) -> str:
@@ -130,7 +131,8 @@ def checked_positions(positions: Any, length: int, device: str, name: str, limit
     """
     positions = range(length) if positions is None else positions
     if isinstance(positions, range) and positions.step == 1:
-        place, count = slice(positions.start, positions.stop), len(positions)
+        place: Any = slice(positions.start, positions.stop)
+        count = len(positions)
         first, last = positions.start, positions.stop - 1
     else:
         place = asarray(positions).data

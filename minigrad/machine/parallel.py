@@ -134,7 +134,7 @@ class _Region:
             _mine.inside = False
 
 
-def scratch(shape: tuple[int, ...], dtype: DType, key: str) -> Array:
+def scratch(shape: tuple[int, ...], dtype: Any, key: str) -> Array:
     """A buffer of this thread, its content undefined, which the next call with the same key uses again.
 
     >>> a = scratch((2, 3), np.float32, "example")

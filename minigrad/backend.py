@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 
 from minigrad.errors import DeviceError, DTypeError, OutOfMemoryError
 
-NDArray: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # what users see; on a GPU it is CuPy's, with the same methods
-Array: TypeAlias = "NDArray | Any"  # what functions on arrays see: NumPy's, or CuPy's, which a checker doesn't know
+# Arrays as users see them, NumPy's (CuPy's on a GPU has the same methods), and as functions on arrays see them: NumPy's,
+# or CuPy's, which a type checker doesn't know.
+NDArray: TypeAlias = "np.ndarray[tuple[Any, ...], np.dtype[Any]]"
+Array: TypeAlias = "NDArray | Any"
 ArrayLike: TypeAlias = "NDArray | GpuArray | np.generic | float | list[Any] | tuple[Any, ...] | range"
 DType: TypeAlias = "str | type[Any] | np.dtype[Any] | None"  # what numpy.dtype() takes
 Axes: TypeAlias = "int | tuple[int, ...] | None"
-Shape: TypeAlias = "int | tuple[int, ...] | list[int]"
+Shape: TypeAlias = "SupportsIndex | Sequence[SupportsIndex]"
 
 
 class GpuArray(Protocol):

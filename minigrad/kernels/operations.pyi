@@ -1,6 +1,6 @@
 """What ``minigrad.kernels.operations`` exports, as a caller sees it. Written by tests/support/signatures.py."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minigrad.backend import Axes, DType, Shape
@@ -50,7 +50,7 @@ def embedding(ids: Operand[X], weight: Operand[X], padding_idx: int | None = Non
 def gelu(x: Operand[X], approximate: str = "none") -> X: ...
 def layer_norm(
     x: Operand[X],
-    normalized_shape: Any = None,
+    normalized_shape: Shape | None = None,
     weight: Operand[X] | None = None,
     bias: Operand[X] | None = None,
     eps: float = 1e-05,
@@ -75,7 +75,7 @@ def qkv_projection(
 ) -> tuple[X, X, X]: ...
 def relu(x: Operand[X]) -> X: ...
 def rms_norm(
-    x: Operand[X], normalized_shape: Any = None, weight: Operand[X] | None = None, eps: float = 1e-05
+    x: Operand[X], normalized_shape: Shape | None = None, weight: Operand[X] | None = None, eps: float = 1e-05
 ) -> X: ...
 def silu(x: Operand[X]) -> X: ...
 def softmax(x: Operand[X], axis: int = -1) -> X: ...

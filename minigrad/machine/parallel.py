@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import threadpoolctl
 
-from minigrad.backend import Array, DType
+from minigrad.backend import Array
 from minigrad.errors import ArgumentError
 from minigrad.messages.arguments import as_int
 

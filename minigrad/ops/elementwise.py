@@ -7,11 +7,10 @@ At kinks the rules follow ``docs/kinks.md``.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module
+from minigrad.backend import Array, ArrayLike, array_module
 from minigrad.engine.core import elementwise
 from minigrad.engine.registry import composite, sample
 from minigrad.ops._erf import erf as _erf
@@ -146,7 +145,7 @@ sqrt      .defvjp(lambda g, out: g / (2 * out))
 
 
 @composite(samples=[sample((2, 3), (2, 3), 0.3), sample((2, 3), (3,), (2, 1))])
-def lerp(start: Array, end: Array, weight: Any) -> Array:
+def lerp(start: Array, end: Array, weight: ArrayLike) -> Array:
     """``start + weight · (end - start)``.
 
     >>> print(float(lerp(1.0, 3.0, 0.5)))

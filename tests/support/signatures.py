@@ -17,11 +17,11 @@ from minigrad.engine.registry import REGISTRY, Operation
 
 ROOT = Path(__file__).parent.parent.parent
 WIDTH = 120
-PUBLIC = {"Array": "Operand[X]", "ArrayLike": "Operand[X]", "Sequence": "Iterable"}
+PUBLIC = {"Array": "Operand[X]", "ArrayLike": "Operand[X]"}
 MARKS = {"*": inspect.Parameter.VAR_POSITIONAL, "**": inspect.Parameter.VAR_KEYWORD}
 HEADER = '''"""What ``{name}`` exports, as a caller sees it. Written by tests/support/signatures.py."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minigrad.backend import Axes, DType, Shape
@@ -31,7 +31,8 @@ from minigrad.tensor import Operand, X
 
 def public(annotation: str) -> str:
     """What a caller may pass for an argument with this annotation."""
-    return re.sub(r"\w+", lambda word: PUBLIC.get(word[0], word[0]), annotation)
+    words = re.sub(r"\w+", lambda word: PUBLIC.get(word[0], word[0]), annotation)
+    return words.replace("Sequence[Operand", "Iterable[Operand")
 
 
 def parameter(given: inspect.Parameter) -> str:

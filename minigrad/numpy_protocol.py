@@ -81,7 +81,7 @@ def _cast(x: Any, dtype: Any) -> Any:
     return ops.astype(x if hasattr(x, "dtype") else np.asarray(x), as_dtype(dtype))
 
 
-def _adapters(*rows: tuple[Any, ...]) -> dict[Any, Callable[..., Any]]:
+def _adapters(*rows: tuple[Any, ...]) -> dict[Any, Any]:
     return {row[0]: Adapter(full_name(row[0]), *row[1:]) for row in rows}
 
 

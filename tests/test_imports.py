@@ -16,7 +16,7 @@ LAYERS = [
     ["engine"],
     ["ops"],
     ["kernels"],
-    ["tensor", "autocast"],
+    ["tensor", "autocast", "numpy_protocol"],
     ["creation", "random", "serialize", "instruments"],
     ["checkpointing"],
     ["functional"],

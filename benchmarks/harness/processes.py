@@ -34,10 +34,21 @@ class Worker:
     """A process with one engine and one config; ``ask`` has it carry out a command of ``worker.py``.
 
     threads: cores that it may use, for every engine alike; None for all of them and whatever the environment says.
+    checkout: the folder whose packages it imports; None for those that are installed.
     """
 
-    def __init__(self, engine: str, config: Config, weights: Path, threads: int | None, log: Path) -> None:
+    def __init__(
+        self,
+        engine: str,
+        config: Config,
+        weights: Path,
+        threads: int | None,
+        log: Path,
+        checkout: Path | None = None,
+    ) -> None:
         environment = dict(os.environ)
+        if checkout is not None:
+            environment["PYTHONPATH"] = str(checkout)
         if threads is not None:
             environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
         what = {"engine": engine, "config": astuple(config), "weights": str(weights)}

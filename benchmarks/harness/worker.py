@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,15 @@ class Trainer:
 
     def __init__(self, engine: str, config: Config, weights: str) -> None:
         self.module, options = ENGINES[engine].load()
+        self.package = ENGINES[engine].package
         measuring.reset_peak()
         self.imported_mb = measuring.resident_mb()
         self.train = self.module.training_step(config, load_file(weights), **options)
         self.batches = batches(config)
+
+    def origin(self) -> str:
+        """The folder that the engine's package was imported from."""
+        return str(Path(sys.modules[self.package].__file__ or "").resolve().parent.parent)
 
     def first_step(self) -> dict[str, Any]:
         """One step, and its loss."""

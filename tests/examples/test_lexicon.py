@@ -199,7 +199,7 @@ def relatives(parts: Mapping[str, Mapping[str, list[lexicon.Pronunciation]]]) ->
     def related(word: str, endings: Sequence[str]) -> bool:
         stems = [word, *(word.removesuffix(ending) for ending in endings)]
         forms = {stem + ending for stem in stems for ending in ("", *endings)} - {word}
-        return len(min(stems, key=len)) > 1 and not forms.isdisjoint(training)
+        return len(min(stems, key=len)) > 1 and any(form in training for form in forms)
 
     counts = [
         sum(related(word, ["'s", "'"]) for word in test),

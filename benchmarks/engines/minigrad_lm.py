@@ -20,8 +20,8 @@ Batch = tuple[np.ndarray, np.ndarray]
 class TrainingStep:
     """Called with a batch, it trains the model on it and returns the loss."""
 
-    def __init__(self, config: Config, weights: dict[str, np.ndarray]) -> None:
-        self.model = build_model(config, weights)
+    def __init__(self, config: Config, weights: dict[str, np.ndarray], **options: Any) -> None:
+        self.model = build_model(config, weights, **options)
         self.optimizer = optim.AdamW(self.model.parameters(), **ADAMW)
 
     def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> float:
@@ -42,10 +42,10 @@ class TrainingStep:
         self.optimizer.zero_grad()
 
 
-def build_model(config: Config, weights: dict[str, np.ndarray]) -> nn.TransformerLM:
-    """The model with the given weights."""
+def build_model(config: Config, weights: dict[str, np.ndarray], **options: Any) -> nn.TransformerLM:
+    """The model with the given weights; ``options`` are more arguments of ``nn.TransformerLM``."""
     sizes = (config.vocab_size, config.context_length, config.d_model, config.num_layers, config.num_heads, config.d_ff)
-    model = nn.TransformerLM(*sizes, ROPE_THETA, norm_eps=NORM_EPS, recompute_ffn=config.save_memory)
+    model = nn.TransformerLM(*sizes, ROPE_THETA, norm_eps=NORM_EPS, **options)
     model.load_state_dict(weights)
     return model
 

@@ -138,8 +138,7 @@ def torch_step(config: Config, precision: str, device: str, compiled: bool = Fal
     if not torch.cuda.is_available():
         raise ImportError("torch without CUDA")
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    model = TransformerLM(config).to(device)
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in initial_weights(config).items()})
+    model = TransformerLM(config, initial_weights(config), compiled).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
     forward = torch.compile(model) if compiled else model
 

@@ -24,7 +24,6 @@ class Config:
     d_ff: int
     context_length: int
     batch_size: int
-    save_memory: bool = False  # minigrad computes a part of the forward pass twice
 
     @property
     def head_dim(self) -> int:
@@ -53,7 +52,7 @@ class Config:
 CONFIGS = {
     "nano": Config(65, 128, 4, 4, 344, 64, 12),
     "small": Config(256, 256, 6, 8, 688, 256, 16),
-    "cs336": Config(10000, 512, 4, 16, 1344, 256, 4, save_memory=True),
+    "cs336": Config(10000, 512, 4, 16, 1344, 256, 4),
     "long": Config(256, 256, 4, 8, 688, 2048, 1),
 }
 

@@ -13,6 +13,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from engines import ENGINES
+
 from harness.configs import Config
 
 LEAST_FREE_MB = 1024  # a worker is ended before the machine runs out of memory
@@ -46,7 +48,7 @@ class Worker:
         log: Path,
         checkout: Path | None = None,
     ) -> None:
-        environment = dict(os.environ)
+        environment = dict(os.environ) | ENGINES[engine].environment
         if checkout is not None:
             environment["PYTHONPATH"] = str(checkout)
         if threads is not None:

@@ -45,12 +45,12 @@ class Trainer:
         seconds, loss = self._step(*next(self.batches))
         return {"seconds": seconds, "loss": loss}
 
-    def turn(self, seconds: float) -> dict[str, Any]:
-        """Steps for about ``seconds``, at least one, after one that wakes threads and caches and doesn't count."""
+    def turn(self, seconds: float, least: int = 1) -> dict[str, Any]:
+        """Steps for about ``seconds``, at least so many, after one that wakes threads and caches and doesn't count."""
         times: list[float] = []
         start = time.perf_counter()
         self._step(*next(self.batches))
-        while not times or time.perf_counter() - start < seconds:
+        while len(times) < least or time.perf_counter() - start < seconds:
             times.append(self._step(*next(self.batches))[0])
         return {"seconds": times, "memory_mb": self.memory()}
 

@@ -12,6 +12,7 @@ from harness.configs import ADAMW, CONFIGS, MAX_NORM, Config, initial_weights
 import minigrad as mg
 import nn
 import optim
+from gpu.task import Row
 from nn import functional as F
 
 COPY_RATE, PRODUCT_RATE = 4.3e12, 790e12  # bytes/s and bfloat16 FLOP/s, assumed for an H200
@@ -21,7 +22,6 @@ GPU_CONFIGS = {
 }
 WEIGHTS, ADAMW_BYTES = 100_000_000, 28  # for one: it, its gradient and two moments are read, all but that written
 TINY = Config(65, 32, 1, 2, 64, 16, 2)
-Row = tuple[str, str, str]  # what was checked, the figure, and whether it is as it should be
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +60,7 @@ def multiplier(a: np.ndarray, b: np.ndarray) -> Callable[[], Any]:
 
 def profile(step: TrainingStep, batches: list[Batch]) -> dict[str, float]:
     """The share of each operation in the time of a step, forward and backward apart, the largest first."""
-    times: Counter[str] = Counter()
+    times: defaultdict[str, float] = defaultdict(float)
     with mg.profile() as profiled:
         for batch in batches:
             step.differentiate(*batch)
@@ -69,5 +69,6 @@ def profile(step: TrainingStep, batches: list[Batch]) -> dict[str, float]:
             times["clip and AdamW"] += time.perf_counter() - start
     for row in profiled.rows:
         times[row.label] += row.own
-    times["recording and the rest"] = profiled.seconds - times.total()
-    return {label: seconds / profiled.seconds for label, seconds in times.most_common()}
+    times["recording and the rest"] = profiled.seconds - sum(times.values())
+    largest_first = sorted(times.items(), key=lambda item: -item[1])
+    return {label: seconds / profiled.seconds for label, seconds in largest_first}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,13 @@ def check_compare(task: Task) -> Iterator[Row]:
     """Each kernel's result and gradients beside those of the CPU."""
     sizes = (2, 37, 48, 3, 100, 130)  # that fill no block
     yield from task.rows(
-        (f"{kernel.name}, {name}", lambda k=kernel, n=name, t=tolerance: judged(compared(k, n), t))
+        (f"{kernel.name}, {name}", partial(compared, kernel, name, tolerance))
         for name, tolerance in (("float32", 2e-5), ("float16", 1e-2), ("bfloat16", 8e-2))
         for kernel in kernels(*sizes)
     )
 
 
-def compared(kernel: Kernel, dtype: str) -> float:
+def compared(kernel: Kernel, dtype: str, tolerance: float) -> tuple[str, str]:
     """The worst difference between the GPU and the CPU."""
     found = []
     for device in ("cpu", "cuda"):
@@ -33,7 +34,7 @@ def compared(kernel: Kernel, dtype: str) -> float:
         out = kernel.call(*args)
         out.sum().backward()
         found.append([to_numpy(x).astype(np.float64) for x in (out.data, *(a.grad for a in args))])
-    return max(difference(ours, exact) for exact, ours in zip(*found, strict=True))
+    return judged(max(difference(ours, exact) for exact, ours in zip(*found, strict=True)), tolerance)
 
 
 PRODUCTS = {"float64": 1e-13, "float32": 3e-6, "tf32": 3e-3, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -50,12 +51,12 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Any, Any]] = {
 def check_products(task: Task) -> Iterator[Row]:
     """Products of matrices beside those of float64, and the time of batched ones beside cupy.matmul's."""
     yield from task.rows(
-        (f"{layout}, {name}", lambda n=name, a=args, t=tolerance: judged(multiplied(n, *a), t))
+        (f"{layout}, {name}", partial(multiplied, name, tolerance, *args))
         for name, tolerance in PRODUCTS.items()
         for layout, args in LAYOUTS.items()
     )
     shape = (2, 2, 32, 16) if task.quick else (16, 12, 1024, 64)
-    yield from task.rows((f"q kᵀ {shape}, {name}", lambda n=name: raced(shape, n)) for name in PRODUCTS)
+    yield from task.rows((f"q kᵀ {shape}, {name}", partial(raced, shape, name)) for name in PRODUCTS)
 
 
 def in_precision(name: str) -> Any:
@@ -64,21 +65,21 @@ def in_precision(name: str) -> Any:
     return as_dtype("float32" if name == "tf32" else name)
 
 
-def multiplied(name: str, x_shape: Any, y_shape: Any, view_x: Any, view_y: Any) -> float:
+def multiplied(name: str, tolerance: float, x_shape: Any, y_shape: Any, view_x: Any, view_y: Any) -> tuple[str, str]:
     """How far off a product is."""
     dtype, draw = in_precision(name), np.random.default_rng(2).standard_normal
     hosts = [draw(shape).astype(dtype) for shape in (x_shape, y_shape)]
     exact = np.matmul(*(view(a.astype(np.float64)) for view, a in zip((view_x, view_y), hosts, strict=True)))
     x, y = (mg.asarray(a, device="cuda") for a in hosts)
     x, y = (a if view is np.asarray else view(a) for view, a in ((view_x, x), (view_y, y)))
-    return difference(to_numpy(mg.matmul(x, y).data).astype(np.float64), exact)
+    return judged(difference(to_numpy(mg.matmul(x, y).data).astype(np.float64), exact), tolerance)
 
 
 def raced(shape: tuple[int, ...], name: str) -> tuple[str, str]:
     """The time of ``q kᵀ`` by strided calls and by CuPy."""
     dtype, draw = in_precision(name), np.random.default_rng(2).standard_normal
     q, k = (mg.asarray(draw(shape).astype(dtype), device="cuda").data for _ in range(2))
-    ours, theirs = (timed(lambda f=f: f(q, k.swapaxes(-1, -2)), 5) for f in (mg.matmul, load_cupy().matmul))
+    ours, theirs = (timed(partial(f, q, k.swapaxes(-1, -2)), 5) for f in (mg.matmul, load_cupy().matmul))
     flops = 2 * math.prod(shape) * shape[-2]
     return f"{ours * 1e6:,.0f} µs, {flops / ours / 1e12:.0f} TFLOP/s; cupy.matmul {theirs * 1e6:,.0f} µs", "-"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def check_kernels(task: Task) -> Iterator[Row]:
     yield "product, bfloat16", f"{rate / 1e12:.0f} TFLOP/s", "-"
     sizes = (2, 16, 32, 2, 64, 50) if task.quick else (16, 1024, 768, 12, 2048, 32000)
     yield from task.rows(
-        (f"{kernel.name}, {name}", lambda k=kernel, d=name: achieved(k, as_dtype(d), copied, rate, task.quick))
+        (f"{kernel.name}, {name}", partial(achieved, kernel, as_dtype(name), copied, rate, task.quick))
         for name in ("bfloat16", "float32")
         for kernel in kernels(*sizes)
     )
@@ -86,7 +87,7 @@ def raced_steps(task: Task, engines: list[str], precisions: list[str]) -> Iterat
     """Tokens a second of each engine at each config."""
     configs = {"tiny": TINY} if task.quick else GPU_CONFIGS
     yield from task.rows(
-        (f"{label}, {precision}, {engine}", lambda c=config, p=precision, e=engine: tokens_per_second(c, p, e, task))
+        (f"{label}, {precision}, {engine}", partial(tokens_per_second, config, precision, engine, task))
         for precision in precisions
         for label, config in configs.items()
         for engine in engines

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpu.task import Row, Task
@@ -29,13 +29,17 @@ def check_machine(task: Task) -> Iterator[Row]:
         if importlib.util.find_spec(name) is None:
             yield name, "not installed: what needs it fails or is skipped below", "-"
     runtime = load_cupy().cuda.runtime
-    calls = {
+    calls: dict[str, Callable[[], str]] = {
         "GPU": lambda: runtime.getDeviceProperties(0)["name"].decode(),
         "CUDA of the driver and of CuPy": lambda: f"{runtime.driverGetVersion()}, {runtime.runtimeGetVersion()}",
         "memory free and in all": lambda: "{:,} and {:,} bytes".format(*load_cupy().cuda.Device().mem_info),
         "gemmStridedBatchedEx": lambda: "found" if _gemm._function(load_cupy()) else "unknown: cupy.matmul instead",
     }
-    yield from task.rows((what, lambda call=call: (call(), "-")) for what, call in calls.items())
+
+    def told(call: Callable[[], str]) -> Callable[[], tuple[str, str]]:
+        return lambda: (call(), "-")
+
+    yield from task.rows((what, told(call)) for what, call in calls.items())
 
 
 SUITE = {

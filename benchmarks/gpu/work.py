@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,5 +159,5 @@ def torch_step(config: Config, precision: str, device: str, compiled: bool = Fal
 STEPS: dict[str, Callable[..., Any]] = {
     "minigrad": minigrad_step,
     "torch eager": torch_step,
-    "torch.compile": lambda *facts: torch_step(*facts, compiled=True),
+    "torch.compile": partial(torch_step, compiled=True),
 }

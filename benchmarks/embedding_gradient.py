@@ -32,8 +32,8 @@ def draw_ids(kind: str) -> np.ndarray:
     if kind == "uniform":
         return generator.integers(0, ROWS, COUNT)
     running = np.cumsum(1 / np.arange(1, ROWS + 1))
-    ranks = generator.permutation(ROWS)
-    return ranks.take(np.searchsorted(running, generator.random(COUNT) * running[-1]))
+    ranks: np.ndarray = generator.permutation(ROWS)
+    return np.take(ranks, np.searchsorted(running, generator.random(COUNT) * running[-1]))
 
 
 def add_at(ids: np.ndarray, g: np.ndarray) -> np.ndarray:

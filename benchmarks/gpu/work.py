@@ -45,7 +45,7 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
     split = (batch, heads, length, size)
     angles = np.outer(np.arange(length), np.ones(size // 2)).astype(np.float32)
     cos, sin = np.cos(angles), np.sin(angles)
-    rope = lambda x: F.apply_rope(x, *(mg.asarray(t, device=x.device) for t in (cos, sin)))
+    rope = lambda x: F.apply_rope(x, mg.asarray(cos, device=x.device), mg.asarray(sin, device=x.device))
     attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     padding = np.arange(length) < np.linspace(length / 2, length, batch)[:, None, None, None]
 

@@ -17,7 +17,7 @@ from minigrad.backend import Array, array_module, as_dtype, check_device, is_arr
 from minigrad.errors import ArgumentError, AttributeHintError, CallError, DTypeError, StateError
 from minigrad.messages.explain import describe, explained, wrong_call
 from minigrad.tensor import Handle
-from nn.parameter import Parameter
+from .parameter import Parameter
 
 M = TypeVar("M", bound="Module")
 

@@ -1,7 +1,7 @@
 """What every misuse says, and that nothing goes wrong in silence.
 
-``docs/errors.md`` is the table: each entry is a snippet, the kind of error that it raises, and the whole text. It is
-read as it stands. ``<…>`` stands for what differs between machines.
+``errors.txt``, beside this file, is the list: each entry is a snippet, the kind of error that it raises, and the whole
+text. It is read as it stands. ``<…>`` stands for what differs between machines.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from minigrad.messages.habits import NAMES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
+LIST = Path(__file__).with_name("errors.txt")
 
 
 class Entry(NamedTuple):
@@ -46,9 +47,8 @@ class Entry(NamedTuple):
 
 
 def entries() -> list[Entry]:
-    """The entries of the page: in its fenced blocks, each an unindented snippet and an indented error."""
-    blocks = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    found = re.findall(r"^(\S.*)\n    (\w+)\n((?:    .*\n)+)", "\n".join(blocks), re.MULTILINE)
+    """The entries of the list, each an unindented snippet and an indented error."""
+    found = re.findall(r"^(\S.*)\n    (\w+)\n((?:    .*\n)+)", LIST.read_text(), re.MULTILINE)
     return [
         Entry(snippet, kind, re.sub(r"^    ", "", text.rstrip(), flags=re.MULTILINE)) for snippet, kind, text in found
     ]
@@ -119,7 +119,7 @@ def test_every_error_has_a_hint() -> None:
 
 def test_a_text_that_differs_is_noticed() -> None:
     assert same("Got: 3, in /tmp/a", "Got: 3, in <…>") and not same("Got: 4, in /tmp/a", "Got: 3, in <…>")
-    assert len(entries()) == len(re.findall(r"^    \w+Error$", PAGE.read_text(), re.MULTILINE)) > 200
+    assert len(entries()) == len(re.findall(r"^    \w+Error$", LIST.read_text(), re.MULTILINE)) > 200
 
 
 def test_kinds_are_what_the_page_says() -> None:

@@ -32,8 +32,9 @@ def draw_ids(kind: str) -> np.ndarray:
     if kind == "uniform":
         return generator.integers(0, ROWS, COUNT)
     running = np.cumsum(1 / np.arange(1, ROWS + 1))
-    ranks: np.ndarray = generator.permutation(ROWS)
-    return np.take(ranks, np.searchsorted(running, generator.random(COUNT) * running[-1]))
+    ranks = generator.permutation(ROWS)
+    chosen: np.ndarray = ranks[np.searchsorted(running, generator.random(COUNT) * running[-1])]
+    return chosen
 
 
 def add_at(ids: np.ndarray, g: np.ndarray) -> np.ndarray:

@@ -135,7 +135,7 @@ class Optimizer:
             bodies = [self._prepare(place, group, param) for place, group, param in active]
             map_tiles(lambda i, rows: bodies[i](rows), [as_rows(param.data) for _, _, param in active], self.element_ns)
         for _, _, param in active:
-            param.data = param.data  # raises its version number
+            param.bump_version()
 
     def _move_on_gpu(self, active: list[tuple[int, Group, Tensor]], where: Any) -> bool:
         """Move all parameters by one kernel, if the subclass has one that takes them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, is_array, is_half, to_device_of
+from minigrad.backend import Array, array_module, array_of, is_array, is_half, is_on_gpu, to_device_of
 from minigrad.engine.backward import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
@@ -41,7 +41,7 @@ def placed(index: Any, x: Array) -> Any:
 
     CuPy would wrap indices out of range silently. Those on the host are checked there; those on a GPU make it wait.
     """
-    if isinstance(x, np.ndarray):
+    if not is_on_gpu(x):
         return index
     check_indices(x.shape, index)
     parts = index if isinstance(index, tuple) else (index,)

@@ -36,6 +36,7 @@ from support.cases import (
     listed,
     opened,
     over,
+    scalars,
     upstream,
 )
 from support.twins import twin
@@ -163,7 +164,7 @@ def test_scalar_and_empty(case):
     args, kwargs = case.inputs()
     arrays, join = opened(args)
     reference = twin(case.operation, np) or case.operation
-    for changed in [[a.reshape(-1)[:1].reshape(()) for a in arrays], *emptied(arrays)]:
+    for changed in [scalars(arrays), *emptied(arrays)]:
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")  # the mean of nothing
@@ -176,6 +177,36 @@ def test_scalar_and_empty(case):
         if reference is not case.operation:
             check_close(values, theirs)
         assert [g.shape for g in grads] == [a.shape for a in changed]
+
+
+@over([case for case in DIFFERENTIABLE if case in WHOLE])
+def test_rules_take_numbers_of_numpy(case):
+    """Where a gradient has the shape (), NumPy hands rules and kernels a number: the same as an array of that shape.
+
+    Indices of shape () are tried too, and axes 0 and -1, which NumPy lets a single number have.
+    """
+    args, kwargs = case.inputs()
+
+    def whole(value):
+        return scalars([value])[0] if isinstance(value, np.ndarray) and value.dtype.kind in "iub" else value
+
+    def behind(product):
+        return lambda *given, **named: [product(out) for out in listed(case.operation(*given, **named))]
+
+    arrays, join = opened([whole(value) for value in args])
+    options = [kwargs, {key: whole(value) for key, value in kwargs.items()}]
+    if "axis" in case.operation.parameters:
+        options += [{**kwargs, "axis": axis} for axis in (0, -1)]
+    for changed in (arrays, scalars(arrays)):
+        for named in options:
+            try:
+                case.operation(*join(changed), **named)
+            except MiniGradError:
+                continue
+            number = differentiated(behind(lambda out: out * 1.5), join(changed), named)
+            array = differentiated(behind(lambda out: (out.reshape(-1) * 1.5).reshape(out.shape)), join(changed), named)
+            for ours, theirs in zip(number, array, strict=True):
+                check_close(ours, theirs, roundings=0)
 
 
 @over(DIFFERENTIABLE)

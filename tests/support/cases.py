@@ -138,6 +138,11 @@ def over(cases: Sequence[Case]) -> Any:
 # ---- awkward inputs -------------------------------------------------------------------------------------------------
 
 
+def scalars(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays cut to their first number, of shape ()."""
+    return [a.reshape(-1)[:1].reshape(()) for a in arrays]
+
+
 def emptied(arrays: Sequence[Any]) -> list[list[Any]]:
     """For each length among the shapes: the arrays with all axes of that length cut to length 0."""
     lengths = sorted({n for a in arrays for n in a.shape})

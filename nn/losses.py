@@ -6,6 +6,7 @@ Cross-entropy, the one that training a language model spends time in, is a kerne
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,16 @@ def _reduced(losses: Any, reduction: str) -> Any:
 
 def _mean_over(losses: Any, count: int) -> Any:
     """The sum over ``count``, formed wide: in half precision neither the sum nor the count need be a number."""
-    return (losses.astype(accumulator(losses.dtype)).sum() / count).astype(losses.dtype)
+    wide = losses.astype(accumulator(losses.dtype))
+    return _unless_overflown(lambda: wide.sum() / count, lambda: (wide / count).sum()).astype(losses.dtype)
+
+
+def _unless_overflown(plain: Callable[[], Any], small: Callable[[], Any]) -> Any:
+    """What the first function gives; where it isn't finite, what the second does, which forms smaller numbers."""
+    with np.errstate(over="ignore"):
+        found = plain()
+    xp = array_module(found)
+    return found if xp is not np or np.isfinite(array_of(found)).all() else small()
 
 
 def _checked(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()) -> tuple[Any, Any]:
@@ -48,7 +58,12 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     """
     input, target = _checked(input, target, reduction)
     difference = input - target
-    return _reduced(difference * difference, reduction)
+    if reduction != "mean" or not difference.size:
+        return _reduced(difference * difference, reduction)
+    count = difference.size
+    return _unless_overflown(
+        lambda: (difference * difference).mean(), lambda: (difference * (difference / count)).sum()
+    )
 
 
 @explained

@@ -149,18 +149,21 @@ SIZES = "--batch-size, --block-size, --n-embd, --n-layer"
 
 
 def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
-    """The counts of weights, and of activations that a micro-batch holds for the backward pass, but for small ones.
+    """The counts of weights, and of activations that a micro-batch holds for the backward pass.
 
-    In a block, a token holds 6 times the width (what goes into attention and into the feed-forward layer, q, k, v, the
-    attention's output) and twice the inner width (gate and up); attention is done in tiles. What the norms give is made
-    again, but kept in mixed precision, where they are operations of their own.
+    In a block a token holds the inputs of attention and of the feed-forward layer, q, k, v, the output of attention,
+    the inner gate and up, and two numbers of each head's softmax. Mixed precision holds the inputs of all products in
+    half the bytes, the matrices too, and the sigmoid of the gate in full.
     """
     width, inner = config.n_embd, config.d_ff or swiglu_width(config.n_embd)
     keys = width * (config.n_kv_head or config.n_head) // config.n_head
-    matrices = width * (2 * width + 2 * keys + 3 * inner)
-    weights = config.n_layer * matrices + vocab_size * width * (1 if config.tie_embeddings else 2)
-    tokens, norms = config.batch_size * config.block_size, 0 if config.dtype == config.weights_dtype else 2
-    return weights, tokens * (config.n_layer * ((4 + norms) * width + 2 * keys + 2 * inner) + 3 * width)
+    matrices = config.n_layer * width * (2 * width + 2 * keys + 3 * inner)
+    weights = matrices + vocab_size * width * (1 if config.tie_embeddings else 2)
+    block, copies = 4 * width + 2 * keys + 2 * inner, 0
+    if config.dtype != config.weights_dtype:
+        block, copies = 2 * width + inner + (7 * width + 2 * keys + 3 * inner) // 2, matrices // 2
+    tokens = config.batch_size * config.block_size
+    return weights, tokens * (config.n_layer * (block + 2 * config.n_head) + 3 * width) + copies
 
 
 # ---- evaluation and samples ------------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ class Optimizer:
     def _finish(self, place: int, group: Group, param: Tensor, tiles: list[slice]) -> None:
         """Go on with tiles that were left, with moments in float64; where they are, name the parameter instead."""
         state = self.state[place]
-        narrow = {name for name in self._kept(group) if state[name].dtype != np.float64}
+        narrow = {name for name in self._moments_for(group) if state[name].dtype != np.float64}
         state |= {name: state[name].astype(np.float64) for name in narrow}
         body = self._body(state, place, group, param)
         left = [rows for rows in tiles if body(rows, begun=True)]

@@ -143,3 +143,51 @@ def test_zeros_infinities_and_nan_stay_what_they_are():
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(x.std(1).data, [0, np.nan, np.nan, np.nan])
         np.testing.assert_array_equal(x.mean(1).data, [0, np.inf, np.nan, np.nan])
+
+
+# ---- normalisation --------------------------------------------------------------------------------------------------
+
+NORMS = {
+    "rms_norm": lambda x, eps: x / np.sqrt((x * x).mean(-1, keepdims=True) + WIDE(eps)),
+    "layer_norm": lambda x, eps: off(x) / np.sqrt((off(x) ** 2).mean(-1, keepdims=True) + WIDE(eps)),
+}
+
+
+def pulled_back(name, x, eps, g):
+    """The gradient of x for the gradient g of the normalised row."""
+    centred, g_centred = (off(x), off(g)) if name == "layer_norm" else (x, g)
+    size = np.sqrt((centred**2).mean(-1, keepdims=True) + WIDE(eps))
+    n = centred / size
+    return (g_centred - n * (g * n).mean(-1, keepdims=True)) / size
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "definition"])
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+@pytest.mark.parametrize("part", EXPONENTS[1:-1])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", NORMS)
+def test_normalised_rows_of_any_size(name, dtype, part, eps, kernel):
+    info = np.finfo(dtype)
+    shift = np.ldexp(1.0, int(part * (info.maxexp - 3 if part > 0 else -info.minexp)))
+    for rows in (np.multiply(ROWS, shift), np.multiply(ROWS, [[1.0], [shift], [1.0]])):
+        check_norm(name, rows.astype(dtype), eps, kernel)
+
+
+def check_norm(name, rows, eps, kernel, device="cpu"):
+    operation = mg.REGISTRY[name] if kernel else mg.REGISTRY[name].definition
+    weight = np.array([1.0, 2.0, -1.0], rows.dtype)
+    x, w = (mg.Tensor(a, requires_grad=True, device=device) for a in (rows, weight))
+    g = np.array([[1.0, -2.0, 0.5]] * 3, rows.dtype)
+    out = operation(x, None, w, eps=eps)
+    out.backward(mg.asarray(g, device=device).data)
+    exact, tiny = rows.astype(WIDE), float(np.finfo(rows.dtype).smallest_subnormal)
+    normed = NORMS[name](exact, eps)
+    for ours, wanted in (
+        (out.numpy(), normed * weight),
+        (w.grad, (g * normed).sum(0)),
+        (x.grad, pulled_back(name, exact, eps, g * weight)),
+    ):
+        ours = mg.asarray(ours).numpy()
+        size = abs(wanted).max(-1, keepdims=True)  # of the row: a centred number, or an inner product, may cancel
+        bound = 32 * float(np.finfo(rows.dtype).eps) * size + 4 * tiny
+        assert (abs(ours - stored(wanted, rows.dtype)) <= bound).all()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import Tensor, asarray, exp, log, softplus, take_along_axis, where
-from minigrad.backend import accumulator, array_module, array_of, to_device_of
+from minigrad.backend import accumulator, array_module, array_of, is_on_gpu, to_device_of
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.messages.explain import explained
 from nn.checks import as_operand, check_sizes
@@ -31,11 +31,13 @@ def _mean_over(losses: Any, count: int) -> Any:
 
 
 def _unless_overflown(plain: Callable[[], Any], small: Callable[[], Any]) -> Any:
-    """What the first function gives; where it isn't finite, what the second does, which forms smaller numbers."""
+    """The number that the first function gives; where it isn't finite, what the second does of smaller numbers.
+
+    To look would be to wait for a GPU: there the first number stays.
+    """
     with np.errstate(over="ignore"):
         found = plain()
-    xp = array_module(found)
-    return found if xp is not np or np.isfinite(array_of(found)).all() else small()
+    return found if is_on_gpu(array_of(found)) or math.isfinite(array_of(found)) else small()
 
 
 def _checked(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()) -> tuple[Any, Any]:

@@ -72,7 +72,7 @@ def _mean_square(x: Array, eps: Any, out: Array) -> bool:
         fine = False
     out /= max(x.shape[1], 1)
     out += eps
-    return fine and bool(np.ndim(eps) or eps > LOWEST[x.itemsize] or out.min(initial=1) > LOWEST[x.itemsize])
+    return fine and bool(np.ndim(eps) or eps > LOWEST[x.itemsize] or out.min() > LOWEST[x.itemsize])
 
 
 def normalize(x: Array, weight: Array | None, inverse: Array, out: Array) -> None:
@@ -88,7 +88,7 @@ def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: A
     With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r.
     """
     limit = LIMIT[x.itemsize]
-    if not 1 / limit <= inverse.min(initial=1) <= inverse.max(initial=1) <= limit:  # its cube, or g x, may overflow
+    if not 1 / limit <= inverse.min() <= inverse.max() <= limit:  # its cube, or g x, may overflow
         scale = power_of_two(inverse)
         share = normalize_backward(g, x * scale[:, None], weight, inverse / scale, out)
         if out is not None:

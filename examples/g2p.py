@@ -12,16 +12,15 @@ errors, training, what a trained model is asked. The loop is that of every train
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.start import greet_ctrl_c
-
 if __name__ == "__main__":
-    greet_ctrl_c("g2p.py")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
 
 import numpy as np
 from text.lexicon import (

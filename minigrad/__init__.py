@@ -35,7 +35,7 @@ from minigrad.ops.piecewise import *
 from minigrad.ops.reduce import *
 from minigrad.ops.running import *
 from minigrad.ops.shape import *
-from minigrad.serialize import load, save
+from minigrad.serialize import load, load_metadata, save
 from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck
 
@@ -49,8 +49,9 @@ __all__ = [
     "REGISTRY", "Instrument", "MiniGradError", "Observer", "Tensor", "abs", "arange", "asarray", "autocast", "backend",
     "checkpoint", "cuda", "detect_anomaly", "draw", "enable_grad", "errors", "eye", "from_dlpack", "full", "functional",
     "fused", "get_num_threads", "grad", "gradcheck", "gradgradcheck", "hessian", "hvp", "is_grad_enabled", "jacobian",
-    "jvp", "load", "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive", "profile", "random",
-    "save", "set_num_threads", "softmax", "tensor", "track_memory", "value_and_grad", "vjp", "zeros",
+    "jvp", "load", "load_metadata", "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive",
+    "profile", "random", "save", "set_num_threads", "softmax", "tensor", "track_memory", "value_and_grad", "vjp",
+    "zeros",
 ]
 # fmt: on
 __all__ += ops.elementwise.__all__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np  # noqa: F401 (for the example)
+
 from minigrad.backend import Array, accumulator, array_module, cast_to
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import sample

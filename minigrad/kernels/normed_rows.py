@@ -88,7 +88,9 @@ def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: A
     With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r.
     """
     limit = LIMIT[x.itemsize]
-    if not 1 / limit <= inverse.min() <= inverse.max() <= limit:  # its cube, or g x, may overflow
+    if (
+        not 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit
+    ):  # its cube, or g x, may overflow
         scale = power_of_two(inverse)
         share = normalize_backward(g, x * scale[:, None], weight, inverse / scale, out)
         if out is not None:

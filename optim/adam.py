@@ -11,8 +11,8 @@ import numpy as np
 from minigrad.backend import Array, array_module
 from minigrad.errors import ArgumentError
 from minigrad.tensor import Tensor
-from optim import gpu
-from optim.optimizer import Group, Optimizer, OutOfRange, Update
+from . import gpu
+from .optimizer import Group, Optimizer, OutOfRange, Update
 
 # For a number of 4 or 8 bytes: an eps beside which the root of a square too small for it doesn't count.
 FAINT = {info.dtype.itemsize: math.sqrt(info.tiny) / float(info.eps) for info in map(np.finfo, ("float32", "float64"))}

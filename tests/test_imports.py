@@ -22,8 +22,11 @@ FLOORS = [
     ["checkpointing"],
     ["functional"],
     ["testing"],
+    ["aliases"],
+    ["nn", "optim"],
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+ALIASES = {"minigrad/nn.py", "minigrad/optim.py"}  # of the packages, for people who have others of these names
 BELOW = {"minigrad": {"minigrad"}, "nn": {"minigrad", "nn"}, "optim": {"minigrad", "optim"}}
 AT_IMPORT = {*sys.stdlib_module_names, "numpy", "safetensors", "threadpoolctl"}
 WHEN_USED = {"cupy": "minigrad/backend.py", "ml_dtypes": "minigrad/backend.py"}  # and the one file that imports it
@@ -39,6 +42,9 @@ def imports(path: Path) -> list[tuple[str, bool]]:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            package = ".".join(path.parts[: -node.level])
+            names = [f"{package}.{node.module or alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"minigrad.{a.name}" for a in node.names] if node.module == "minigrad" else [node.module]
         found += [(name, node in inside) for name in names]
@@ -51,7 +57,8 @@ def test_imports_go_down(path: Path) -> None:
     package, here = path.parts[0], path.with_suffix("").parts[1]
     for name, _ in imports(path):
         top, *rest = name.split(".")
-        assert top in BELOW[package] | AT_IMPORT | WHEN_USED.keys(), f"{path} imports {name}"
+        above = {"nn", "optim"} if path.as_posix() in ALIASES else set()
+        assert top in BELOW[package] | AT_IMPORT | WHEN_USED.keys() | above, f"{path} imports {name}"
         if package == top == "minigrad" and rest and here != "__init__":
             assert FLOOR[rest[0]] <= FLOOR[here], f"{path} imports {name}, which is built on it"
 
@@ -62,6 +69,15 @@ def test_only_what_is_optional_is_imported_inside_a_function_and_only_by_one_fil
         owner = WHEN_USED.get(name.split(".")[0])
         assert inside == (owner is not None), f"{path} imports {name} {'inside' if inside else 'outside'} of a function"
         assert owner in (None, path.as_posix()), f"{path} imports {name}, which {owner} does for all"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] != "minigrad"], ids=str)
+def test_nn_and_optim_import_themselves_from_a_dot_on(path: Path) -> None:
+    """By the full name they might get another distribution's package."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert not any(name.split(".")[0] == path.parts[0] for name in names), f"{path} imports {names}"
 
 
 def test_no_circles_among_modules() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from minigrad.errors import DeviceError, DTypeError, OutOfMemoryError
 
-# Arrays as users see them, NumPy's (CuPy's on a GPU has the same methods), and as functions on arrays see them: NumPy's,
+# Arrays as users see them: NumPy's; CuPy's, on a GPU, has the same methods. As functions on arrays see them: NumPy's,
 # or CuPy's, which a type checker doesn't know.
 NDArray: TypeAlias = "np.ndarray[tuple[Any, ...], np.dtype[Any]]"
 Array: TypeAlias = "NDArray | Any"
@@ -49,12 +49,15 @@ def array_module(*arrays: Array) -> ModuleType:
     return np
 
 
-def is_array(value: Any) -> bool:
-    """Whether ``value`` is an array of a device: a ``numpy.ndarray`` or a ``cupy.ndarray``, not a Python number."""
-    if isinstance(value, np.ndarray):
-        return True
+def is_on_gpu(value: Any) -> bool:
+    """Whether ``value`` is a ``cupy.ndarray``; all else is of the host, also the numbers that NumPy makes of arrays."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is an array of a device: a ``numpy.ndarray`` or a ``cupy.ndarray``, not a number."""
+    return isinstance(value, np.ndarray) or is_on_gpu(value)
 
 
 def array_of(value: Any) -> Any:
@@ -210,9 +213,9 @@ def check_device(device: str | None) -> str:
     return f"cuda:{int(number) if number else load_cupy().cuda.Device().id}"
 
 
-def device_of(array: Array) -> str:
+def device_of(array: Any) -> str:
     """The device that holds ``array``: ``cpu`` or ``cuda:N``."""
-    return "cpu" if isinstance(array, np.ndarray) else f"cuda:{array.device.id}"
+    return f"cuda:{array.device.id}" if is_on_gpu(array) else "cpu"
 
 
 @contextmanager
@@ -246,10 +249,10 @@ def to_device_of(array: Array, other: Array) -> Array:
 
 def to_gpu_of_any(array: Array, others: Iterable[Any]) -> Array:
     """``array``, made of plain numbers, on the GPU of the first of ``others`` that lies on one, else as it is."""
-    gpus = (other for other in map(array_of, others) if is_array(other) and not isinstance(other, np.ndarray))
+    gpus = filter(is_on_gpu, map(array_of, others))
     return next((to_device(array, device_of(other)) for other in gpus), array)
 
 
 def to_numpy(array: Any) -> NDArray:
     """``array`` as a NumPy array, copied only from a GPU."""
-    return array if isinstance(array, np.ndarray) else array.get()
+    return array.get() if is_on_gpu(array) else np.asarray(array)

@@ -26,7 +26,7 @@ __all__ = [
 ]
 # fmt: on
 
-# ---- arithmetic -----------------------------------------------------------------------------------------------------
+# ---- sums, products, quotients --------------------------------------------------------------------------------------
 
 
 @elementwise()
@@ -50,6 +50,16 @@ def subtract(x: Array, y: Array) -> Array:
 
 
 @elementwise()
+def negative(x: Array) -> Array:
+    """``-x`` of each element.
+
+    >>> print(negative(np.array([1.0, -2.0])))
+    [-1.  2.]
+    """
+    return array_module(x).negative(x)
+
+
+@elementwise()
 def multiply(x: Array, y: Array) -> Array:
     """Product ``x · y`` of each pair of elements.
 
@@ -70,26 +80,6 @@ def divide(x: Array, y: Array) -> Array:
 
 
 @elementwise(domain=(0.5, 2.0))
-def power(x: Array, y: Array) -> Array:
-    """``x`` to the power ``y``; its derivative ``y x^(y-1)`` is 0 for y = 0, also at x = 0.
-
-    >>> print(power(np.array([2.0, 3.0]), 2))
-    [4. 9.]
-    """
-    return x**y
-
-
-@elementwise()
-def negative(x: Array) -> Array:
-    """``-x`` of each element.
-
-    >>> print(negative(np.array([1.0, -2.0])))
-    [-1.  2.]
-    """
-    return array_module(x).negative(x)
-
-
-@elementwise(domain=(0.5, 2.0))
 def reciprocal(x: Array) -> Array:
     """``1 / x`` of each element.
 
@@ -97,6 +87,28 @@ def reciprocal(x: Array) -> Array:
     [0.5  0.25]
     """
     return array_module(x).divide(1, x)
+
+
+@composite(samples=[sample((2, 3), (2, 3), 0.3), sample((2, 3), (3,), (2, 1))])
+def lerp(start: Array, end: Array, weight: Any) -> Array:
+    """``start + weight · (end - start)``.
+
+    >>> print(float(lerp(1.0, 3.0, 0.5)))
+    2.0
+    """
+    return add(start, multiply(weight, subtract(end, start)))
+
+
+# fmt: off
+add       .defvjp(lambda g: g,                     lambda g: g)
+subtract  .defvjp(lambda g: g,                     lambda g: -g)
+negative  .defvjp(lambda g: -g)
+multiply  .defvjp(lambda g, y: g * y,              lambda g, x: g * x)
+divide    .defvjp(lambda g, y: g / y,              lambda g, y, out: -g * out / y)  # y² might overflow
+reciprocal.defvjp(lambda g, out: -g * out * out)
+# fmt: on
+
+# ---- powers and roots -----------------------------------------------------------------------------------------------
 
 
 @elementwise()
@@ -117,6 +129,36 @@ def sqrt(x: Array) -> Array:
     [2. 3.]
     """
     return array_module(x).sqrt(x)
+
+
+@elementwise(domain=(0.5, 2.0))
+def power(x: Array, y: Array) -> Array:
+    """``x`` to the power ``y``; its derivative ``y x^(y-1)`` is 0 for y = 0, also at x = 0.
+
+    >>> print(power(np.array([2.0, 3.0]), 2))
+    [4. 9.]
+    """
+    return x**y
+
+
+def _power_base(g: Array, x: Array, y: Array, k: int = 0, whole: Array = None) -> Array:
+    """g (y-k) x^(y-k-1), the derivative of x^(y-k), and 0 where y is k; ``whole`` is x^y.
+
+    It isn't kept for this: the exponent is a plain number most often, for which it isn't needed.
+    """
+    if isinstance(y, int | float) and (y - k - 1) + (k + 1) == y:
+        return zeros_like(g) if y == k else g * ((y - k) * x ** (y - k - 1))
+    whole = array_of(x) ** array_of(y) if whole is None else whole
+    flat = array_of(y) == k
+    if not array_module(flat).any(flat):
+        return times_power(g * (y - k), x, y, whole, k + 1)
+    return where(flat, 0, times_power(g * (y - k), x, where(flat, k + 1, y), where(flat, 0, whole), k + 1))
+
+
+def _power_exponent(g: Array, x: Array, out: Array) -> Array:
+    """x^y ln x, and 0 where x is 0."""
+    zero = x == 0
+    return where(zero, 0, g * where(zero, 0, out) * log(where(zero, 1, x)))
 
 
 def _times_power(top: Array, x: Array, y: Array, whole: Array, k: int) -> Array:
@@ -144,51 +186,18 @@ def _times_power(top: Array, x: Array, y: Array, whole: Array, k: int) -> Array:
 times_power = Primitive(_times_power, elementwise=True)  # not registered: no test can vary x^y by itself
 
 
-def _power_base(g: Array, x: Array, y: Array, whole: Array, k: int) -> Array:
-    """g (y-k) x^(y-k-1), the derivative of x^(y-k), and 0 where y is k."""
-    if isinstance(y, int | float) and (y - k - 1) + (k + 1) == y:
-        return zeros_like(g) if y == k else g * ((y - k) * x ** (y - k - 1))
-    flat = array_of(y) == k
-    if not array_module(flat).any(flat):
-        return times_power(g * (y - k), x, y, whole, k + 1)
-    return where(flat, 0, times_power(g * (y - k), x, where(flat, k + 1, y), where(flat, 0, whole), k + 1))
-
-
-def _power_exponent(g: Array, x: Array, out: Array) -> Array:
-    """x^y ln x, and 0 where x is 0."""
-    zero = x == 0
-    return where(zero, 0, g * where(zero, 0, out) * log(where(zero, 1, x)))
-
-
 # fmt: off
-add       .defvjp(lambda g: g,                     lambda g: g)
-subtract  .defvjp(lambda g: g,                     lambda g: -g)
-multiply  .defvjp(lambda g, y: g * y,              lambda g, x: g * x)
-divide    .defvjp(lambda g, y: g / y,              lambda g, y, out: -g * out / y)  # y² might overflow
-power     .defvjp(lambda g, x, y, out: _power_base(g, x, y, out, 0), _power_exponent)
-negative  .defvjp(lambda g: -g)
+square.defvjp(lambda g, x: g * (2 * x))
+sqrt  .defvjp(lambda g, out: g / (2 * out))
+power .defvjp(lambda g, x, y: _power_base(g, x, y), _power_exponent)
 times_power.defvjp(
     lambda g, x, y, whole, k: times_power(g, x, y, whole, k),
-    lambda g, top, x, y, whole, k: _power_base(g * top, x, y, whole, k),
+    lambda g, top, x, y, whole, k: _power_base(g * top, x, y, k, whole),
     lambda g, x, out: _power_exponent(g, x, out),
 )
-reciprocal.defvjp(lambda g, out: -g * out * out)
-square    .defvjp(lambda g, x: g * (2 * x))
-sqrt      .defvjp(lambda g, out: g / (2 * out))
 # fmt: on
 
-
-@composite(samples=[sample((2, 3), (2, 3), 0.3), sample((2, 3), (3,), (2, 1))])
-def lerp(start: Array, end: Array, weight: Any) -> Array:
-    """``start + weight · (end - start)``.
-
-    >>> print(float(lerp(1.0, 3.0, 0.5)))
-    2.0
-    """
-    return add(start, multiply(weight, subtract(end, start)))
-
-
-# ---- exponentials and logarithms ------------------------------------------------------------------------------------
+# ---- exponentials ---------------------------------------------------------------------------------------------------
 
 
 @elementwise()
@@ -202,6 +211,16 @@ def exp(x: Array) -> Array:
 
 
 @elementwise()
+def exp2(x: Array) -> Array:
+    """``2^x`` of each element.
+
+    >>> print(exp2(np.array([0.0, 3.0])))
+    [1. 8.]
+    """
+    return array_module(x).exp2(x)
+
+
+@elementwise()
 def expm1(x: Array) -> Array:
     """``e^x - 1`` of each element, exact near 0.
 
@@ -211,14 +230,13 @@ def expm1(x: Array) -> Array:
     return array_module(x).expm1(x)
 
 
-@elementwise()
-def exp2(x: Array) -> Array:
-    """``2^x`` of each element.
+# fmt: off
+exp  .defvjp(lambda g, out: g * out)
+exp2 .defvjp(lambda g, out: g * (out * math.log(2)))
+expm1.defvjp(lambda g, x: g * exp(x))
+# fmt: on
 
-    >>> print(exp2(np.array([0.0, 3.0])))
-    [1. 8.]
-    """
-    return array_module(x).exp2(x)
+# ---- logarithms -----------------------------------------------------------------------------------------------------
 
 
 @elementwise(domain=(0.3, 3.0))
@@ -261,6 +279,285 @@ def log10(x: Array) -> Array:
     return array_module(x).log10(x)
 
 
+# fmt: off
+log  .defvjp(lambda g, x: g / x)
+log1p.defvjp(lambda g, x: g / (1 + x))
+log2 .defvjp(lambda g, x: g / x / math.log(2))
+log10.defvjp(lambda g, x: g / x / math.log(10))
+# fmt: on
+
+# ---- circle: sine, cosine, tangent ----------------------------------------------------------------------------------
+
+
+@elementwise()
+def sin(x: Array) -> Array:
+    """Sine of each element, in radians.
+
+    >>> print(float(sin(0.0)))
+    0.0
+    """
+    return array_module(x).sin(x)
+
+
+@elementwise()
+def cos(x: Array) -> Array:
+    """Cosine of each element, in radians.
+
+    >>> print(float(cos(0.0)))
+    1.0
+    """
+    return array_module(x).cos(x)
+
+
+@elementwise(domain=(-1.2, 1.2))
+def tan(x: Array) -> Array:
+    """Tangent of each element, in radians.
+
+    >>> print(float(tan(0.0)))
+    0.0
+    """
+    return array_module(x).tan(x)
+
+
+# fmt: off
+sin.defvjp(lambda g, x: g * cos(x))
+cos.defvjp(lambda g, x: -g * sin(x))
+tan.defvjp(lambda g, out: g * (1 + out * out))
+# fmt: on
+
+# ---- angles: the inverse of those -----------------------------------------------------------------------------------
+
+
+@elementwise(domain=(-0.8, 0.8))
+def arcsin(x: Array) -> Array:
+    """Inverse sine of each element, in radians.
+
+    >>> print(float(arcsin(1.0)).__round__(4))
+    1.5708
+    """
+    return array_module(x).arcsin(x)
+
+
+@elementwise(domain=(-0.8, 0.8))
+def arccos(x: Array) -> Array:
+    """Inverse cosine of each element, in radians.
+
+    >>> print(float(arccos(1.0)))
+    0.0
+    """
+    return array_module(x).arccos(x)
+
+
+@elementwise(domain=(-0.8, 0.8), numpy=lambda n, x: n.sqrt(1 - x * x), torch=lambda t, x: t.sqrt(1 - x * x))
+def root_one_minus_square(x: Array) -> Array:
+    """``√(1 - x²)`` of each element, near 1 to the last digit: 1 - |x| is exact there."""
+    xp = array_module(x)
+    size = xp.asarray(xp.abs(x))
+    rest = 1 - size
+    size *= rest
+    size += rest
+    return xp.sqrt(size, out=size)
+
+
+@elementwise()
+def arctan(x: Array) -> Array:
+    """Inverse tangent of each element, in radians.
+
+    >>> print(float(arctan(1.0)).__round__(4))
+    0.7854
+    """
+    return array_module(x).arctan(x)
+
+
+@elementwise(numpy=lambda n, top, x: top / (1 + x * x), torch=lambda t, top, x: top / (1 + x * x))
+def over_one_plus_square(top: Array, x: Array) -> Array:
+    """``top / (1 + x²)`` of each pair, where x² may overflow: the slope of ``arctan``."""
+    xp = array_module(top, x)
+    with np.errstate(under="ignore"):
+        size = xp.asarray(xp.abs(x))
+        inverse, ratio = xp.asarray(1 / xp.maximum(size, 1)), xp.minimum(size, 1, out=size)
+        ratio *= ratio
+        out = top * inverse
+        out *= inverse
+        inverse *= inverse
+        inverse += ratio
+        out /= inverse
+        return out
+
+
+# fmt: off
+arcsin               .defvjp(lambda g, x: g / root_one_minus_square(x))
+arccos               .defvjp(lambda g, x: -g / root_one_minus_square(x))
+root_one_minus_square.defvjp(lambda g, x, out: -g * x / out)
+arctan               .defvjp(lambda g, x: over_one_plus_square(g, x))
+over_one_plus_square.defvjp(
+    lambda g, x: over_one_plus_square(g, x), lambda g, x, out: over_one_plus_square(-2 * g * x * out, x)
+)
+# fmt: on
+
+# ---- points of the plane --------------------------------------------------------------------------------------------
+
+
+@elementwise(domain=(0.3, 2.0))
+def hypot(x: Array, y: Array) -> Array:
+    """``√(x² + y²)`` of each pair, without overflow; its gradient at the origin is 0.
+
+    >>> print(float(hypot(3.0, 4.0)))
+    5.0
+    """
+    return array_module(x, y).hypot(x, y)
+
+
+@elementwise(domain=(0.3, 2.0))
+def arctan2(y: Array, x: Array) -> Array:
+    """Angle of the point (x, y) in radians; its gradient at the origin is 0.
+
+    >>> print(float(arctan2(1.0, 1.0)).__round__(4))
+    0.7854
+    """
+    return array_module(y, x).arctan2(y, x)
+
+
+def safe_divide(numerator: Array, denominator: Array) -> Array:
+    """``numerator / denominator``, and 0 where the denominator is 0, for derivatives of norms."""
+    zero = denominator == 0
+    return where(zero, 0, numerator / where(zero, 1, denominator))
+
+
+def _turn(g: Array, x: Array, y: Array) -> Array:
+    """g x/r², the derivative of the angle of (x, y) in y, and 0 at the origin; r² might overflow, and so might g x."""
+    r = hypot(x, y)
+    return safe_divide(g, r) * cosine(x, y, r)
+
+
+def _cosine(x: Array, y: Array, r: Array) -> Array:
+    """``x / r`` of each point (x, y) and its radius r, and 0 at the origin: the slope of ``hypot``."""
+    return safe_divide(x, r)
+
+
+cosine = Primitive(_cosine, elementwise=True)  # not registered: its r isn't free, so no test can vary it
+
+
+def _cosine_along(g: Array, x: Array, y: Array, r: Array) -> Array:
+    """g y²/r³, the derivative of x/r in x; as 1/r - x²/r³ it would lose every digit where x is the larger."""
+    sine = cosine(y, x, r)
+    return g * safe_divide(sine, r) * sine
+
+
+def _cosine_across(g: Array, x: Array, y: Array, r: Array) -> Array:
+    """-g x y/r³, the derivative of x/r in y."""
+    return -g * safe_divide(cosine(x, y, r), r) * cosine(y, x, r)
+
+
+# fmt: off
+hypot  .defvjp(lambda g, x, y, out: g * cosine(x, y, out), lambda g, x, y, out: g * cosine(y, x, out))
+arctan2.defvjp(lambda g, y, x: _turn(g, x, y), lambda g, y, x: _turn(-g, y, x))
+cosine .defvjp(_cosine_along, _cosine_across)
+# fmt: on
+
+# ---- hyperbola ------------------------------------------------------------------------------------------------------
+
+
+@elementwise()
+def sinh(x: Array) -> Array:
+    """Hyperbolic sine of each element.
+
+    >>> print(float(sinh(0.0)))
+    0.0
+    """
+    return array_module(x).sinh(x)
+
+
+@elementwise()
+def cosh(x: Array) -> Array:
+    """Hyperbolic cosine of each element.
+
+    >>> print(float(cosh(0.0)))
+    1.0
+    """
+    return array_module(x).cosh(x)
+
+
+@elementwise()
+def tanh(x: Array) -> Array:
+    """Hyperbolic tangent of each element.
+
+    >>> print(float(tanh(0.0)))
+    0.0
+    """
+    return array_module(x).tanh(x)
+
+
+@elementwise(numpy=lambda n, top, x: top / n.cosh(x) ** 2, torch=lambda t, top, x: top / t.cosh(x) ** 2)
+def over_cosh_square(top: Array, x: Array) -> Array:
+    """``top / cosh² x`` of each pair, the slope of ``tanh``; in the tails 1 - tanh² would be noise."""
+    xp = array_module(x)
+    x = xp.asarray(x)
+    if is_half(x.dtype):
+        return over_cosh_square(top, x.astype(np.float32)).astype(x.dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        square = xp.sinh(x)
+        square *= square
+        square += 1
+        return top / square
+
+
+# fmt: off
+sinh            .defvjp(lambda g, x: g * cosh(x))
+cosh            .defvjp(lambda g, x: g * sinh(x))
+tanh            .defvjp(lambda g, x: over_cosh_square(g, x))
+over_cosh_square.defvjp(lambda g, x: over_cosh_square(g, x), lambda g, x, out: g * out * tanh(x) * -2)
+# fmt: on
+
+# ---- the inverse of those -------------------------------------------------------------------------------------------
+
+
+@elementwise()
+def arcsinh(x: Array) -> Array:
+    """Inverse hyperbolic sine of each element.
+
+    >>> print(float(arcsinh(0.0)))
+    0.0
+    """
+    return array_module(x).arcsinh(x)
+
+
+@elementwise(domain=(1.3, 3.0))
+def arccosh(x: Array) -> Array:
+    """Inverse hyperbolic cosine of each element.
+
+    >>> print(float(arccosh(1.0)))
+    0.0
+    """
+    return array_module(x).arccosh(x)
+
+
+@elementwise(domain=(-0.8, 0.8))
+def arctanh(x: Array) -> Array:
+    """Inverse hyperbolic tangent of each element.
+
+    >>> print(float(arctanh(0.0)))
+    0.0
+    """
+    return array_module(x).arctanh(x)
+
+
+@elementwise(numpy=lambda n, x: 1 - x * x, torch=lambda t, x: 1 - x * x)
+def one_minus_square(x: Array) -> Array:
+    """``1 - x²`` of each element by its factors, near 1 to the last digit; its derivative is so near 0."""
+    return (1 - x) * (1 + x)
+
+
+# fmt: off
+arcsinh         .defvjp(lambda g, x: g / hypot(x, 1))
+arccosh         .defvjp(lambda g, x: g / sqrt(x - 1) / sqrt(x + 1))
+arctanh         .defvjp(lambda g, x: g / one_minus_square(x))
+one_minus_square.defvjp(lambda g, x: g * x * -2)
+# fmt: on
+
+# ---- the logistic function and its integral -------------------------------------------------------------------------
+
+
 @elementwise()
 def sigmoid(x: Array) -> Array:
     """``1 / (1 + e^-x)`` of each element, without overflow at any x.
@@ -293,6 +590,34 @@ def logaddexp(x: Array, y: Array) -> Array:
     2.0
     """
     return array_module(x, y).logaddexp(x, y)
+
+
+@elementwise(numpy=lambda n, x, y: 1 / (1 + n.exp(y - x)), torch=lambda t, x, y: t.sigmoid(x - y))
+def share(x: Array, y: Array) -> Array:
+    """``e^x / (e^x + e^y)`` of each pair, the slope of ``logaddexp``; 0 where both are the same infinity."""
+    xp = array_module(x, y)
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = xp.asarray(x - y)
+    out = xp.asarray(sigmoid(apart))
+    if (far := apart < -16).any():  # there e^(x - y) magnifies what rounding cut off x - y: Knuth's sum finds it
+        a, b, c = (xp.broadcast_to(v, apart.shape)[far] for v in (x, y, apart))
+        with np.errstate(invalid="ignore"):
+            moved = c - a
+            lost = (a - (c - moved)) - (b + moved)
+            out[far] *= 1 + xp.where(xp.abs(lost) < 1, lost, 0)
+    if (same := (apart != apart) & (x == y)).any():
+        out[same] = 0
+    return out
+
+
+# fmt: off
+sigmoid  .defvjp(lambda g, x: over_cosh_square(0.25 * g, 0.5 * x))
+softplus .defvjp(lambda g, x: g * sigmoid(x))
+logaddexp.defvjp(lambda g, x, y: g * share(x, y), lambda g, x, y: g * share(y, x))
+share    .defvjp(lambda g, x, y, out: g * out * share(y, x), lambda g, x, y, out: -g * out * share(y, x))
+# fmt: on
+
+# ---- the normal distribution ----------------------------------------------------------------------------------------
 
 
 @elementwise()
@@ -334,283 +659,9 @@ def normal_density(x: Array) -> Array:
         return array_module(x).exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
 
 
-@elementwise(numpy=lambda n, top, x: top / n.cosh(x) ** 2, torch=lambda t, top, x: top / t.cosh(x) ** 2)
-def over_cosh_square(top: Array, x: Array) -> Array:
-    """``top / cosh² x`` of each pair, the slope of ``tanh``; in the tails 1 - tanh² would be noise."""
-    xp = array_module(x)
-    x = xp.asarray(x)
-    if is_half(x.dtype):
-        return over_cosh_square(top, x.astype(np.float32)).astype(x.dtype)
-    with np.errstate(over="ignore", under="ignore"):
-        square = xp.sinh(x)
-        square *= square
-        square += 1
-        return top / square
-
-
-@elementwise(numpy=lambda n, x, y: 1 / (1 + n.exp(y - x)), torch=lambda t, x, y: t.sigmoid(x - y))
-def share(x: Array, y: Array) -> Array:
-    """``e^x / (e^x + e^y)`` of each pair, the slope of ``logaddexp``; 0 where both are the same infinity."""
-    xp = array_module(x, y)
-    with np.errstate(invalid="ignore", over="ignore"):
-        apart = xp.asarray(x - y)
-    out = xp.asarray(sigmoid(apart))
-    if (far := apart < -16).any():  # there e^(x - y) magnifies what rounding cut off x - y: Knuth's sum finds it
-        a, b, c = (xp.broadcast_to(v, apart.shape)[far] for v in (x, y, apart))
-        with np.errstate(invalid="ignore"):
-            moved = c - a
-            lost = (a - (c - moved)) - (b + moved)
-            out[far] *= 1 + xp.where(xp.abs(lost) < 1, lost, 0)
-    if (same := (apart != apart) & (x == y)).any():
-        out[same] = 0
-    return out
-
-
 # fmt: off
-exp     .defvjp(lambda g, out: g * out)
-expm1   .defvjp(lambda g, x: g * exp(x))
-exp2    .defvjp(lambda g, out: g * (out * math.log(2)))
-log     .defvjp(lambda g, x: g / x)
-log1p   .defvjp(lambda g, x: g / (1 + x))
-log2    .defvjp(lambda g, x: g / x / math.log(2))
-log10   .defvjp(lambda g, x: g / x / math.log(10))
-sigmoid .defvjp(lambda g, x: over_cosh_square(0.25 * g, 0.5 * x))
-softplus.defvjp(lambda g, x: g * sigmoid(x))
-erf     .defvjp(lambda g, x: g * (2 / math.sqrt(math.pi)) * gaussian(x))
+erf                .defvjp(lambda g, x: g * (2 / math.sqrt(math.pi)) * gaussian(x))
+gaussian           .defvjp(lambda g, x, out: g * out * x * -2)
 normal_distribution.defvjp(lambda g, x: g * normal_density(x))
-normal_density.defvjp(lambda g, x, out: -g * out * x)
-gaussian.defvjp(lambda g, x, out: g * out * x * -2)
-logaddexp.defvjp(lambda g, x, y: g * share(x, y), lambda g, x, y: g * share(y, x))
-share   .defvjp(lambda g, x, y, out: g * out * share(y, x), lambda g, x, y, out: -g * out * share(y, x))
-over_cosh_square.defvjp(lambda g, x: over_cosh_square(g, x), lambda g, x, out: g * out * tanh(x) * -2)
-# fmt: on
-
-# ---- trigonometric and hyperbolic -----------------------------------------------------------------------------------
-
-
-@elementwise()
-def sin(x: Array) -> Array:
-    """Sine of each element, in radians.
-
-    >>> print(float(sin(0.0)))
-    0.0
-    """
-    return array_module(x).sin(x)
-
-
-@elementwise()
-def cos(x: Array) -> Array:
-    """Cosine of each element, in radians.
-
-    >>> print(float(cos(0.0)))
-    1.0
-    """
-    return array_module(x).cos(x)
-
-
-@elementwise(domain=(-1.2, 1.2))
-def tan(x: Array) -> Array:
-    """Tangent of each element, in radians.
-
-    >>> print(float(tan(0.0)))
-    0.0
-    """
-    return array_module(x).tan(x)
-
-
-@elementwise(domain=(-0.8, 0.8))
-def arcsin(x: Array) -> Array:
-    """Inverse sine of each element, in radians.
-
-    >>> print(float(arcsin(1.0)).__round__(4))
-    1.5708
-    """
-    return array_module(x).arcsin(x)
-
-
-@elementwise(domain=(-0.8, 0.8))
-def arccos(x: Array) -> Array:
-    """Inverse cosine of each element, in radians.
-
-    >>> print(float(arccos(1.0)))
-    0.0
-    """
-    return array_module(x).arccos(x)
-
-
-@elementwise()
-def arctan(x: Array) -> Array:
-    """Inverse tangent of each element, in radians.
-
-    >>> print(float(arctan(1.0)).__round__(4))
-    0.7854
-    """
-    return array_module(x).arctan(x)
-
-
-@elementwise(domain=(0.3, 2.0))
-def arctan2(y: Array, x: Array) -> Array:
-    """Angle of the point (x, y) in radians; its gradient at the origin is 0.
-
-    >>> print(float(arctan2(1.0, 1.0)).__round__(4))
-    0.7854
-    """
-    return array_module(y, x).arctan2(y, x)
-
-
-@elementwise()
-def sinh(x: Array) -> Array:
-    """Hyperbolic sine of each element.
-
-    >>> print(float(sinh(0.0)))
-    0.0
-    """
-    return array_module(x).sinh(x)
-
-
-@elementwise()
-def cosh(x: Array) -> Array:
-    """Hyperbolic cosine of each element.
-
-    >>> print(float(cosh(0.0)))
-    1.0
-    """
-    return array_module(x).cosh(x)
-
-
-@elementwise()
-def tanh(x: Array) -> Array:
-    """Hyperbolic tangent of each element.
-
-    >>> print(float(tanh(0.0)))
-    0.0
-    """
-    return array_module(x).tanh(x)
-
-
-@elementwise()
-def arcsinh(x: Array) -> Array:
-    """Inverse hyperbolic sine of each element.
-
-    >>> print(float(arcsinh(0.0)))
-    0.0
-    """
-    return array_module(x).arcsinh(x)
-
-
-@elementwise(domain=(1.3, 3.0))
-def arccosh(x: Array) -> Array:
-    """Inverse hyperbolic cosine of each element.
-
-    >>> print(float(arccosh(1.0)))
-    0.0
-    """
-    return array_module(x).arccosh(x)
-
-
-@elementwise(domain=(-0.8, 0.8))
-def arctanh(x: Array) -> Array:
-    """Inverse hyperbolic tangent of each element.
-
-    >>> print(float(arctanh(0.0)))
-    0.0
-    """
-    return array_module(x).arctanh(x)
-
-
-@elementwise(domain=(0.3, 2.0))
-def hypot(x: Array, y: Array) -> Array:
-    """``√(x² + y²)`` of each pair, without overflow; its gradient at the origin is 0.
-
-    >>> print(float(hypot(3.0, 4.0)))
-    5.0
-    """
-    return array_module(x, y).hypot(x, y)
-
-
-def safe_divide(numerator: Array, denominator: Array) -> Array:
-    """``numerator / denominator``, and 0 where the denominator is 0, for derivatives of norms."""
-    zero = denominator == 0
-    return where(zero, 0, numerator / where(zero, 1, denominator))
-
-
-def _cosine(x: Array, y: Array, r: Array) -> Array:
-    """``x / r`` of each point (x, y) and its radius r, and 0 at the origin: the slope of ``hypot``."""
-    return safe_divide(x, r)
-
-
-def _cosine_along(g: Array, x: Array, y: Array, r: Array) -> Array:
-    """g y²/r³, the derivative of x/r in x; as 1/r - x²/r³ it would lose every digit where x is the larger."""
-    sine = cosine(y, x, r)
-    return g * safe_divide(sine, r) * sine
-
-
-def _cosine_across(g: Array, x: Array, y: Array, r: Array) -> Array:
-    """-g x y/r³, the derivative of x/r in y."""
-    return -g * safe_divide(cosine(x, y, r), r) * cosine(y, x, r)
-
-
-cosine = Primitive(_cosine, elementwise=True)  # not registered: its r isn't free, so no test can vary it
-
-
-def _turn(g: Array, x: Array, y: Array) -> Array:
-    """g x/r², the derivative of the angle of (x, y) in y, and 0 at the origin; r² might overflow, and so might g x."""
-    r = hypot(x, y)
-    return safe_divide(g, r) * cosine(x, y, r)
-
-
-@elementwise(numpy=lambda n, top, x: top / (1 + x * x), torch=lambda t, top, x: top / (1 + x * x))
-def over_one_plus_square(top: Array, x: Array) -> Array:
-    """``top / (1 + x²)`` of each pair, where x² may overflow: the slope of ``arctan``."""
-    xp = array_module(top, x)
-    with np.errstate(under="ignore"):
-        size = xp.asarray(xp.abs(x))
-        inverse, ratio = xp.asarray(1 / xp.maximum(size, 1)), xp.minimum(size, 1, out=size)
-        ratio *= ratio
-        out = top * inverse
-        out *= inverse
-        inverse *= inverse
-        inverse += ratio
-        out /= inverse
-        return out
-
-
-@elementwise(numpy=lambda n, x: 1 - x * x, torch=lambda t, x: 1 - x * x)
-def one_minus_square(x: Array) -> Array:
-    """``1 - x²`` of each element by its factors, near 1 to the last digit; its derivative is so near 0."""
-    return (1 - x) * (1 + x)
-
-
-@elementwise(domain=(-0.8, 0.8), numpy=lambda n, x: n.sqrt(1 - x * x), torch=lambda t, x: t.sqrt(1 - x * x))
-def root_one_minus_square(x: Array) -> Array:
-    """``√(1 - x²)`` of each element, near 1 to the last digit: 1 - |x| is exact there."""
-    xp = array_module(x)
-    size = xp.asarray(xp.abs(x))
-    rest = 1 - size
-    size *= rest
-    size += rest
-    return xp.sqrt(size, out=size)
-
-
-# fmt: off
-sin    .defvjp(lambda g, x: g * cos(x))
-cos    .defvjp(lambda g, x: -g * sin(x))
-tan    .defvjp(lambda g, out: g * (1 + out * out))
-arcsin .defvjp(lambda g, x: g / root_one_minus_square(x))
-arccos .defvjp(lambda g, x: -g / root_one_minus_square(x))
-arctan .defvjp(lambda g, x: over_one_plus_square(g, x))
-arctan2.defvjp(lambda g, y, x: _turn(g, x, y), lambda g, y, x: _turn(-g, y, x))
-sinh   .defvjp(lambda g, x: g * cosh(x))
-cosh   .defvjp(lambda g, x: g * sinh(x))
-tanh   .defvjp(lambda g, x: over_cosh_square(g, x))
-arcsinh.defvjp(lambda g, x: g / hypot(x, 1))
-arccosh.defvjp(lambda g, x: g / sqrt(x - 1) / sqrt(x + 1))
-arctanh.defvjp(lambda g, x: g / one_minus_square(x))
-hypot  .defvjp(lambda g, x, y, out: g * cosine(x, y, out), lambda g, x, y, out: g * cosine(y, x, out))
-cosine .defvjp(_cosine_along, _cosine_across)
-over_one_plus_square.defvjp(
-    lambda g, x: over_one_plus_square(g, x), lambda g, x, out: over_one_plus_square(-2 * g * x * out, x)
-)
-one_minus_square.defvjp(lambda g, x: g * x * -2)
-root_one_minus_square.defvjp(lambda g, x, out: -g * x / out)
+normal_density     .defvjp(lambda g, x, out: -g * out * x)
 # fmt: on

@@ -29,14 +29,15 @@ PAGE = """# To the last digits
 How far values and derivatives of the elementwise operations are from the right numbers at worst, in units in the last
 place, over points spread evenly in the exponent over the whole range of the dtype (a third of them), near 0 and towards
 ±1, with both signs; a pair of arguments has one size in half of the cases. `python benchmarks/accuracy.py` wrote this
-page, with {points} points for each operation and dtype, against mpmath and SymPy's derivatives. `tests/ops/test_accuracy.py`
-holds minigrad to it, with other points, for every operation that is registered.
+page, with {points} points for each operation and dtype, against mpmath and SymPy's derivatives;
+`tests/ops/test_accuracy.py` holds minigrad to it for every operation that is registered.
 
 - Each cell is *value · first derivative · second derivative*, the worst of the partial ones where there are two
   arguments. **Lost** means that no digit is right, or that no number came.
-- Counted is where value and derivative are normal numbers of the dtype. An error above one unit is counted less what
-  half a unit of the arguments explains; near roots, as of silu' near -1.278, the unit is what one unit of the argument
-  does to the result.
+- Counted is where value and derivative are normal numbers of the dtype; in x σ(x) and x Φ(x) where σ and Φ are, too,
+  and in swiglu where up isn't within a factor of 10 000 of overflow.
+- An error above one unit is counted less what half a unit of the arguments explains; near roots, as of silu' near
+  -1.278, the unit is what one unit of the argument does to the result.
 - The goal is 4 units. What is above, and why, stands below the tables. The last column is the point of our worst.
 - torch {torch} and {jax}, on the CPU, with their own derivatives.
 

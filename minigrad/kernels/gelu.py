@@ -73,11 +73,11 @@ def _normal(x: Array, out: Array) -> None:
 def _near_normal(x: Array, out: Array) -> None:
     """The tanh approximation of Φ, as a logistic function: (1 + tanh u) / 2 = σ(2 u), at half the cost."""
     with np.errstate(over="ignore", under="ignore"):
-        np.multiply(x, x, out=out)
-        out *= 2 * SLOPE * CUBIC
-        out += 2 * SLOPE
-        out *= x
-    logistic(out, out)
+        inner = np.multiply(x, x, out=scratch(x.shape, x.dtype, "rows"))
+        inner *= 2 * SLOPE * CUBIC
+        inner += 2 * SLOPE
+        inner *= x
+    logistic(inner, out)
 
 
 @gelu.defbackward("x")

@@ -12,11 +12,14 @@ from minigrad.kernels.rows import dtypes, over_elements
 from minigrad.machine.parallel import scratch
 from minigrad.ops import sigmoid
 
-HIGH = 5.0  # above it x (1 - σ) would be off by more than the last digit
+HIGH = 4.5  # above it x (1 - σ) would be off by more than the last digit
 
 
 def logistic(x: Array, out: Array) -> None:
-    """``out = 1 / (1 + e^-x)``, in silence, and e^x where e^-x overflows: the processor tells of that at no cost."""
+    """``out = 1 / (1 + e^-x)``, in silence, and e^x where e^-x overflows: the processor tells of that at no cost.
+
+    ``out`` may not be ``x``.
+    """
     low: Any = None
     with np.errstate(over="raise", under="ignore"):
         np.negative(x, out=out)
@@ -26,7 +29,7 @@ def logistic(x: Array, out: Array) -> None:
             low = np.isinf(out)
         out += 1
         np.divide(1, out, out=out)
-        if low is not None and x is not out:
+        if low is not None:
             out[low] = np.exp(x[low])
 
 

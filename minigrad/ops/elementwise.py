@@ -424,10 +424,26 @@ def safe_divide(numerator: Array, denominator: Array) -> Array:
     return where(zero, 0, numerator / where(zero, 1, denominator))
 
 
-def _turn(g: Array, x: Array, y: Array) -> Array:
-    """g x/r², the derivative of the angle of (x, y) in y, and 0 at the origin; r² might overflow, and so might g x."""
-    r = hypot(x, y)
-    return safe_divide(g, r) * cosine(x, y, r)
+def _turn(top: Array, x: Array, y: Array, r: Array) -> Array:
+    """``top x / r²`` of each point (x, y) and its radius r, and 0 at the origin: the slope of ``arctan2``.
+
+    The square of r might overflow, and so might top x.
+    """
+    return safe_divide(top, r) * safe_divide(x, r)
+
+
+def _turn_along(g: Array, top: Array, x: Array, y: Array, r: Array) -> Array:
+    """g top (y² - x²)/r⁴, the derivative of x/r² in x."""
+    across, along = cosine(y, x, r), cosine(x, y, r)
+    return safe_divide(g * top * (across - along), r) * safe_divide(across + along, r)
+
+
+def _turn_across(g: Array, top: Array, x: Array, y: Array, r: Array) -> Array:
+    """-2 g top x y/r⁴, the derivative of x/r² in y."""
+    return safe_divide(-2 * g * top * cosine(x, y, r), r) * safe_divide(cosine(y, x, r), r)
+
+
+turn = Primitive(_turn, elementwise=True)  # like cosine below, not registered: its r isn't free, no test can vary it
 
 
 def _cosine(x: Array, y: Array, r: Array) -> Array:
@@ -435,23 +451,24 @@ def _cosine(x: Array, y: Array, r: Array) -> Array:
     return safe_divide(x, r)
 
 
-cosine = Primitive(_cosine, elementwise=True)  # not registered: its r isn't free, so no test can vary it
+cosine = Primitive(_cosine, elementwise=True)
 
 
 def _cosine_along(g: Array, x: Array, y: Array, r: Array) -> Array:
     """g y²/r³, the derivative of x/r in x; as 1/r - x²/r³ it would lose every digit where x is the larger."""
     sine = cosine(y, x, r)
-    return g * safe_divide(sine, r) * sine
+    return safe_divide(g * sine, r) * sine
 
 
 def _cosine_across(g: Array, x: Array, y: Array, r: Array) -> Array:
     """-g x y/r³, the derivative of x/r in y."""
-    return -g * safe_divide(cosine(x, y, r), r) * cosine(y, x, r)
+    return safe_divide(-g * cosine(x, y, r) * cosine(y, x, r), r)
 
 
 # fmt: off
 hypot  .defvjp(lambda g, x, y, out: g * cosine(x, y, out), lambda g, x, y, out: g * cosine(y, x, out))
-arctan2.defvjp(lambda g, y, x: _turn(g, x, y), lambda g, y, x: _turn(-g, y, x))
+arctan2.defvjp(lambda g, y, x: turn(g, x, y, hypot(x, y)), lambda g, y, x: turn(-g, y, x, hypot(x, y)))
+turn   .defvjp(lambda g, x, y, r: turn(g, x, y, r), _turn_along, _turn_across)
 cosine .defvjp(_cosine_along, _cosine_across)
 # fmt: on
 

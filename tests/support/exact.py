@@ -113,11 +113,34 @@ FORMULAS: dict[str, Any] = {
     "trunc": _trunc(x),
     "where": x,
 }
+
+
+def _weight_is_normal(weight: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Where x · weight(x) has digits at all: a weight below the normal numbers has lost them before x comes."""
+    return lambda x, *_: weight(x.astype(float)) >= np.finfo(x.dtype).smallest_normal * 2
+
+
+def _tail(x: Any) -> Any:
+    """A bound from below of Φ(x) for negative x."""
+    low = np.clip(x, -1e3, 0)
+    return np.exp(-0.5 * low**2) / (3 - 3 * low)
+
+
+def _tanh_tail(x: Any) -> Any:
+    """The same of its approximation by tanh."""
+    low = np.clip(x, -1e2, 0)
+    return np.exp(1.6 * (low + 0.0448 * low**3)) / 4
+
+
 DOMAIN = {  # where a formula is meant; elsewhere everywhere
     **dict.fromkeys(["arccos", "arcsin", "arctanh", "root_one_minus_square"], lambda x: abs(x) < 1),
     "arccosh": lambda x: x > 1,
     **dict.fromkeys(["log", "log2", "log10", "sqrt"], lambda x: x > 0),
     "log1p": lambda x: x > -1,
+    "gelu": _weight_is_normal(_tail),
+    "gelu tanh": _weight_is_normal(_tanh_tail),
+    "silu": _weight_is_normal(lambda x: np.exp(-abs(x)) / 4),
+    "swiglu": lambda x, y: _weight_is_normal(lambda x: np.exp(-abs(x)) / 4)(x) & (abs(y) < np.finfo(y.dtype).max / 1e4),
     "over_cosh_square": lambda x, y: abs(y) < 40,  # of which the square is a float32
     "power": lambda x, y: x > 0,
     "arctan2": lambda x, y: (x != 0) | (y > 0),
@@ -311,6 +334,7 @@ CASES = [Case(title) for title in FORMULAS]
 _MAGNIFIED = "e^u magnifies the rounding of u, a cubic that takes five roundings, by u itself"
 _NOISE = "1 - Φ is rounded and magnified by x u'; an exponential more would take 11 to 17 % of the time"
 LIMITS: dict[tuple[str, int], tuple[float, str]] = {  # above 4 units, by order of the derivative, and why
+    ("arctan2", 2): (6, "the radius, rounded, is divided by four times"),
     ("gelu tanh", 0): (16, _MAGNIFIED),
     ("gelu tanh", 1): (40, f"{_MAGNIFIED}; {_NOISE}"),
     ("gelu tanh", 2): (100, _MAGNIFIED),

@@ -1,7 +1,7 @@
-"""Makes the pictures of docs/instruments.md: ``python docs/make_pictures.py`` writes three small SVG files beside it.
+"""Make the pictures of docs/instruments.md: ``python docs/make_pictures.py`` writes three small SVG files beside it.
 
-The graphs need Graphviz; where the letters have other widths the boxes have too, but what is written in them is the
-same everywhere. The curve of memory is written here and is the same to the last letter.
+Graphviz lays out the graphs. Their boxes may have other sizes elsewhere, since fonts differ, but the same texts. The
+curve of memory is written by this file and is the same everywhere.
 """
 
 from __future__ import annotations

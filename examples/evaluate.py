@@ -10,21 +10,22 @@ scored once, in the first window that reaches it; so a smaller stride gives it m
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.start import greet_ctrl_c
-
 if __name__ == "__main__":
-    greet_ctrl_c("evaluate.py")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
 
 from generate import load_model
-from text.lm_text import SHAKESPEARE, Ids, Tokenizer, evaluation_batches, read_corpus, read_tokens
+from text.corpus import SHAKESPEARE, read_corpus, read_tokens
+from text.tokenizers import Ids, Tokenizer
 from tqdm import tqdm
 from training.checkpoint import Checkpoint, open_newest
 from training.console import run_program
-from training.flags import Flags, complete, flag, parse, path, raise_any, whole
+from training.flags import Flags, complete, flag, integer, parse, path, raise_any
+from training.run import check_loss
 
 import minigrad as mg
 import nn
@@ -41,8 +42,8 @@ class Config(Flags):
     data: tuple[str, ...] | None = flag(
         None, path, "texts, or one .npy or .bin file of token ids (default: the run's validation text)", many=True
     )
-    stride: int | None = flag(None, whole(1), "tokens between windows (default: the model's context, no overlap)")
-    batch_size: int = flag(16, whole(1), "windows in a batch")
+    stride: int | None = flag(None, integer(1), "tokens between windows (default: the model's context, no overlap)")
+    batch_size: int = flag(16, integer(1), "windows in a batch")
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,12 @@ class Score:
 def score(model: nn.TransformerLM, tokenizer: Tokenizer, tokens: Ids, stride: int, batch_size: int) -> Score:
     """Score every token but the first, each once, in windows of the model's context that are ``stride`` apart."""
     lengths = tokenizer.byte_lengths()
-    total, count, size = 0.0, 0, 0
+    total = 0.0
     with mg.no_grad(), tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
-        for inputs, targets in evaluation_batches(tokens, batch_size, model.context_length, stride=stride):
+        for inputs, targets in nn.sliding_windows(tokens, model.context_length, stride, batch_size):
             total += model.loss(inputs, targets, reduction="sum").item()
-            scored = targets[targets >= 0]
-            count += scored.size
-            size += 0 if lengths is None else int(lengths[scored].sum())
-            bar.update(scored.size)
-    return Score(total, count, size or None)
+            bar.update(int((targets >= 0).sum()))
+    return Score(total, len(tokens) - 1, None if lengths is None else int(lengths[tokens[1:]].sum()))
 
 
 def tokens_to_score(config: Config, checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[Ids, str]:
@@ -105,6 +103,7 @@ def evaluate(config: Config) -> int:
         raise_any([f"--stride: expected at most the model's context, {window} tokens, got {stride}"])
     tokens, what = tokens_to_score(config, checkpoint, tokenizer)
     result = score(model, tokenizer, tokens, stride, config.batch_size)
+    check_loss(result.nats)
     print(f"{checkpoint.path} on {what}: {result.tokens:,} tokens scored in windows of {window}, {stride} apart")
     print(result)
     return 0

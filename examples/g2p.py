@@ -12,16 +12,15 @@ errors, training, what a trained model is asked. The loop is that of every train
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.start import greet_ctrl_c
-
 if __name__ == "__main__":
-    greet_ctrl_c("g2p.py")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
 
 import numpy as np
 from text.lexicon import (
@@ -154,14 +153,20 @@ def build_model(config: Config, lexicon: Lexicon, run: Run) -> nn.Transformer:
 
 
 def numbers_in_a_step(config: Config, letters: int = 9, phonemes: int = 8) -> tuple[int, int]:
-    """The counts of weights, and of activations that a micro-batch of words holds for the backward pass, roughly.
+    """The counts of weights, and of activations that a micro-batch of words holds for the backward pass.
 
-    A letter holds 7 times the width and 2 times that inside the feed-forward layer in each layer, a phoneme 11 times.
+    A layer holds its residual streams and what attention reads (q, k, v, its output, two numbers a head), for a letter
+    the keys and values of the decoder too; twice the inner width; and the inputs of the other products. Mixed precision
+    holds all but the streams in half the bytes, an input once for each product, and the matrices.
     """
     width, inner = config.n_embd, config.d_ff
     weights = config.n_layer * (12 * width * width + 4 * width * inner)
-    tokens = letters * (7 * width + 2 * inner) + phonemes * (11 * width + 2 * inner)
-    return weights, config.batch_size * config.n_layer * tokens
+    mixed = config.dtype != config.weights_dtype
+    letter = 2 * width + ((12 if mixed else 8) * width + 2 * inner) // (1 + mixed) + 2 * config.n_head
+    phoneme = 3 * width + ((11 if mixed else 9) * width + 2 * inner) // (1 + mixed) + 4 * config.n_head
+    inside = config.n_layer * (letters * letter + phonemes * phoneme)
+    around = (2 - mixed) * letters * width + 3 * phonemes * width
+    return weights, config.batch_size * (inside + around) + mixed * weights // 2
 
 
 # ---- decoding, and its errors ----------------------------------------------------------------------------------------

@@ -8,19 +8,18 @@ A checkpoint is all it needs: the model's sizes and the tokenizer are in its met
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.start import greet_ctrl_c
-
 if __name__ == "__main__":
-    greet_ctrl_c("generate.py")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
 
 import numpy as np
-from text.lm_text import Tokenizer, tokenizer_from_json
+from text.tokenizers import Tokenizer, encode_prompt, tokenizer_from_json
 from training.checkpoint import Checkpoint, open_newest
 from training.console import run_program
-from training.flags import Flags, complete, flag, not_negative, number, parse, path, text, whole
+from training.flags import Flags, complete, flag, integer, not_negative, number, parse, path, text
 
 import nn
 
@@ -34,12 +33,12 @@ class Config(Flags):
 
     checkpoint: str | None = flag(None, path, "run folder or step folder (default: the newest run in runs/)")
     prompt: str | None = flag(None, text, "text to continue (default: what the run's own samples begin with)")
-    max_new_tokens: int = flag(300, whole(0), "tokens in each sample")
+    max_new_tokens: int = flag(300, integer(0), "tokens in each sample")
     temperature: float = flag(0.8, not_negative, "how bold to choose: 0 takes the likeliest token each time")
-    top_k: int = flag(0, whole(0), "sample among this many likeliest tokens; 0 is off")
+    top_k: int = flag(0, integer(0), "sample among this many likeliest tokens; 0 is off")
     top_p: float = flag(1.0, share, "sample among the likeliest tokens that make up this probability; 1 is off")
-    seed: int = flag(1337, whole(0), "seed of the random numbers that choose")
-    num_samples: int = flag(1, whole(1), "how many samples to print")
+    seed: int = flag(1337, integer(0), "seed of the random numbers that choose")
+    num_samples: int = flag(1, integer(1), "how many samples to print")
 
 
 def load_model(checkpoint: Checkpoint, device: str) -> tuple[nn.TransformerLM, Tokenizer]:
@@ -53,7 +52,7 @@ def generate(config: Config) -> int:
     """Print the samples."""
     checkpoint = open_newest(config.checkpoint, "train_lm.py")
     model, tokenizer = load_model(checkpoint, config.device)
-    prompt = tokenizer.encode(config.prompt) if config.prompt else np.array(checkpoint.meta["prompt"])
+    prompt = encode_prompt(tokenizer, config.prompt) if config.prompt else np.array(checkpoint.meta["prompt"])
     generator = np.random.default_rng(config.seed)
     for i in range(config.num_samples):
         tokens = nn.generate(

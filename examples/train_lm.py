@@ -11,35 +11,36 @@ training/loop.py, where the optimizer and the updates are.
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.start import greet_ctrl_c
-
 if __name__ == "__main__":
-    greet_ctrl_c("train_lm.py")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
 
 import numpy as np
-from hf_export import HfExport
-from text import lm_text
-from text.lm_text import Corpus, RandomBlocks
+from text import corpus as texts
+from text.corpus import Corpus, RandomBlocks
+from text.hf_export import HfExport
+from text.tokenizers import NAMES, TOKENIZER, Ids, encode_prompt
 from training import loop as training_loop
 from training.console import run_program
 from training.flags import (
     FlagErrors,
     TrainingFlags,
-    call_flag,
+    changeable_flag,
     flag,
     fraction,
-    free_flag,
+    integer,
     not_negative,
     path,
     text,
-    whole,
+    transient_flag,
 )
 from training.memory import check_memory
-from training.run import Run, open_run, perplexity
+from training.run import Run, check_loss, open_run, perplexity
 
 import minigrad as mg
 import nn
@@ -56,49 +57,53 @@ PROGRAM = "train_lm.py"
 class Config(TrainingFlags):
     """The flags of this program; the defaults are the small CPU recipe."""
 
-    data: tuple[str, ...] | None = free_flag(
+    data: tuple[str, ...] | None = changeable_flag(
         None,
         path,
         "UTF-8 text files, or one .npy or .bin file of token ids (default: ten of Shakespeare's plays)",
         many=True,
     )
     tokenizer: str | None = flag(
-        None, lm_text.named, "byte (the default), char, bpe (learned from the text) or a tokenizer.json"
+        None, TOKENIZER, "byte (the default), char, bpe (learned from the text) or a tokenizer.json"
     )
     vocab_size: int | None = flag(
-        None, whole(1), "tokens that bpe learns (default: 1024), or how many ids a token file may hold"
+        None, integer(1), "tokens that bpe learns (default: 1024), or how many ids a token file may hold"
     )
 
-    block_size: int = flag(64, whole(1), "tokens the model sees at once, its context")
-    n_layer: int = flag(4, whole(1), "Transformer blocks")
-    n_head: int = flag(4, whole(1), "attention heads")
-    n_kv_head: int | None = flag(None, whole(1), "heads of keys and values (default: as many as --n-head)")
-    n_embd: int = flag(128, whole(1), "width of the model")
-    d_ff: int | None = flag(None, whole(1), "width inside the feed-forward layers (default: 8/3 of --n-embd)")
+    block_size: int = flag(64, integer(1), "tokens the model sees at once, its context")
+    n_layer: int = flag(4, integer(1), "Transformer blocks")
+    n_head: int = flag(4, integer(1), "attention heads")
+    n_kv_head: int | None = flag(None, integer(1), "heads of keys and values (default: as many as --n-head)")
+    n_embd: int = flag(128, integer(1), "width of the model")
+    d_ff: int | None = flag(None, integer(1), "width inside the feed-forward layers (default: 8/3 of --n-embd)")
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     tie_embeddings: bool = flag(False, None, "one matrix for the embeddings and the output")
 
-    eval_iters: int = free_flag(40, whole(0), "batches in an evaluation; 0: the whole validation text")
+    eval_iters: int = changeable_flag(40, integer(0), "batches in an evaluation; 0: the whole validation text")
     overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
-    sample_tokens: int = free_flag(300, whole(0), "tokens in a sample")
-    prompt: str | None = free_flag(None, text, "beginning of the samples (default: a new line)")
-    export_hf: str | None = call_flag(None, path, "folder to write the final model to, for Hugging Face's transformers")
-    temperature: float = free_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
+    sample_tokens: int = changeable_flag(300, integer(0), "tokens in a sample")
+    prompt: str | None = changeable_flag(None, text, "beginning of the samples (default: a new line)")
+    export_hf: str | None = transient_flag(
+        None, path, "folder to write the final model to, for Hugging Face's transformers"
+    )
+    temperature: float = changeable_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data is not None:
-            self.data = tuple(str(Path(file).resolve()) for file in self.data)
+            self.data = tuple(map(os.path.abspath, self.data))
+        if self.tokenizer not in (None, *NAMES):
+            self.tokenizer = os.path.abspath(self.tokenizer)
 
     @property
     def files(self) -> list[Path]:
         """What --data names."""
-        return [Path(file) for file in self.data or [str(lm_text.SHAKESPEARE)]]
+        return [Path(file) for file in self.data or [str(texts.SHAKESPEARE)]]
 
     def check(self) -> list[str]:
         """What is wrong with the flags together."""
         problems = super().check()
-        problems += lm_text.reading_problems(self.files, self.tokenizer, self.vocab_size)
+        problems += texts.reading_problems(self.files, self.tokenizer, self.vocab_size)
         if self.n_embd % (2 * self.n_head):
             problems.append(
                 f"--n-embd, --n-head: expected a width that is a multiple of twice the heads, got {self.n_embd} and "
@@ -108,6 +113,11 @@ class Config(TrainingFlags):
             problems.append(f"--n-kv-head: expected a divisor of --n-head {self.n_head}, got {self.n_kv_head}")
         return problems
 
+    def check_new(self) -> list[str]:
+        """Whether the tokenizer can be read; a continued run has it in its checkpoint."""
+        missing = self.tokenizer not in (None, *NAMES) and not Path(self.tokenizer).is_file()
+        return [f"--tokenizer: expected {TOKENIZER.expected}, got {self.tokenizer}: no such file"] if missing else []
+
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
@@ -115,8 +125,8 @@ class Config(TrainingFlags):
 def read_data(config: Config, run: Run) -> Corpus:
     """The corpus of the run; a continued run must find the one that it began with."""
     before = run.checkpoint.meta["corpus"] if run.checkpoint else {}
-    corpus = lm_text.read_corpus(config.files, config.tokenizer, config.vocab_size, before.get("tokenizer"))
-    lm_text.check_length(corpus, config.block_size)
+    corpus = texts.read_corpus(config.files, config.tokenizer, config.vocab_size, before.get("tokenizer"))
+    texts.check_length(corpus, config.block_size)
     if before and before["fingerprint"] != corpus.fingerprint:
         raise FlagErrors([f"--data: {', '.join(map(str, config.files))} is not the text that the run began with"])
     run.about["corpus"] = {"tokenizer": corpus.tokenizer.as_json(), "fingerprint": corpus.fingerprint}
@@ -138,8 +148,17 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         "d_ff": config.d_ff,
         "dropout": config.dropout,
         "tie_embeddings": config.tie_embeddings,
+        "norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_layout": "interleaved",
         "dtype": config.weights_dtype,
     }
+    before = run.checkpoint.meta["model"] if run.checkpoint else {}
+    if other := sorted(name for name in before if before[name] != arguments.get(name)):
+        got = f"another in {', '.join(other)}: {[before[name] for name in other]}"
+        raise ArgumentError(
+            "a checkpoint of the model that is trained", got, "the version that wrote it goes on with it"
+        )
     run.about["model"] = arguments
     check_memory(config.device, *numbers_in_a_step(config, vocab_size), np.dtype(config.weights_dtype).itemsize, SIZES)
     return nn.TransformerLM(**arguments, device=config.device)
@@ -149,18 +168,21 @@ SIZES = "--batch-size, --block-size, --n-embd, --n-layer"
 
 
 def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
-    """The counts of weights, and of activations that a micro-batch holds for the backward pass, but for small ones.
+    """The counts of weights, and of activations that a micro-batch holds for the backward pass.
 
-    In a block, a token holds 6 times the width (what goes into attention and into the feed-forward layer, q, k, v, the
-    attention's output) and twice the inner width (gate and up); attention is done in tiles. What the norms give is made
-    again, but kept in mixed precision, where they are operations of their own.
+    In a block a token holds the inputs of attention and of the feed-forward layer, q, k, v, the output of attention,
+    the inner gate and up, and two numbers of each head's softmax. Mixed precision holds the inputs of all products in
+    half the bytes, the matrices too, and the sigmoid of the gate in full.
     """
     width, inner = config.n_embd, config.d_ff or swiglu_width(config.n_embd)
     keys = width * (config.n_kv_head or config.n_head) // config.n_head
-    matrices = width * (2 * width + 2 * keys + 3 * inner)
-    weights = config.n_layer * matrices + vocab_size * width * (1 if config.tie_embeddings else 2)
-    tokens, norms = config.batch_size * config.block_size, 0 if config.dtype == config.weights_dtype else 2
-    return weights, tokens * (config.n_layer * ((4 + norms) * width + 2 * keys + 2 * inner) + 3 * width)
+    matrices = config.n_layer * width * (2 * width + 2 * keys + 3 * inner)
+    weights = matrices + vocab_size * width * (1 if config.tie_embeddings else 2)
+    block, copies = 4 * width + 2 * keys + 2 * inner, 0
+    if config.dtype != config.weights_dtype:
+        block, copies = 2 * width + inner + (7 * width + 2 * keys + 3 * inner) // 2, matrices // 2
+    tokens = config.batch_size * config.block_size
+    return weights, tokens * (config.n_layer * (block + 2 * config.n_head) + 3 * width) + copies
 
 
 # ---- evaluation and samples ------------------------------------------------------------------------------------------
@@ -169,12 +191,12 @@ def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
 def evaluate(
     config: Config, model: nn.TransformerLM, corpus: Corpus, run: Run
 ) -> tuple[float, dict[str, float]] | None:
-    """The mean loss over the validation tokens, each weighing the same; None where a signal cuts it short."""
+    """The mean loss over the validation tokens, which all weigh the same; None where a signal cuts it short."""
     model.eval()
     total, count = 0.0, 0
     with mg.no_grad(), mg.autocast(config.dtype):
-        for inputs, targets in lm_text.evaluation_batches(
-            corpus.validation, config.batch_size, config.block_size, config.eval_iters
+        for inputs, targets in nn.sliding_windows(
+            corpus.validation, config.block_size, config.block_size, config.batch_size, config.eval_iters
         ):
             if run.stop.received:
                 return None
@@ -184,10 +206,10 @@ def evaluate(
     return total / count, {}
 
 
-def prompt_ids(config: Config, corpus: Corpus) -> lm_text.Ids:
+def prompt_ids(config: Config, corpus: Corpus) -> Ids:
     """The tokens that samples begin with: those of --prompt, else a new line, else the text's first token."""
     if config.prompt:
-        return corpus.tokenizer.encode(config.prompt)
+        return encode_prompt(corpus.tokenizer, config.prompt)
     try:
         ids = corpus.tokenizer.encode("\n")
     except ArgumentError:  # the characters of this text have no new line
@@ -195,11 +217,12 @@ def prompt_ids(config: Config, corpus: Corpus) -> lm_text.Ids:
     return ids if len(ids) else corpus.training[:1]
 
 
-def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: lm_text.Ids, seed: int) -> str:
-    """What the model writes after the prompt, from random numbers of its own."""
-    generator = np.random.default_rng(seed)
+def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: Ids, run: Run) -> str:
+    """What the model writes after the prompt, from random numbers of its own; a signal ends it."""
+    generator = np.random.default_rng(run.step)
+    stopped = lambda token: run.stop.received is not None
     return corpus.tokenizer.decode(
-        nn.generate(model, prompt, config.sample_tokens, config.temperature, generator=generator)
+        nn.generate(model, prompt, config.sample_tokens, config.temperature, generator=generator, callback=stopped)
     )
 
 
@@ -222,13 +245,14 @@ def train(config: Config, run: Run) -> int:
         loss=model.loss,
         count=lambda inputs, targets: targets.size,
         evaluate=lambda: evaluate(config, model, corpus, run),
-        sample=lambda step: sample(config, model, corpus, prompt, step),
+        sample=lambda step: sample(config, model, corpus, prompt, run),
     )
     print(about(config, corpus))
     optimizer, scaler = training_loop.prepare(config, run, task)
     status = 0
     if config.eval_only:
         loss, _ = evaluate(config, model, corpus, run) or (math.nan, {})
+        check_loss(loss)
         print(f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}")
     else:
         status = training_loop.train(config, run, task, optimizer, scaler)

@@ -13,7 +13,7 @@ from minigrad.autocast import autocast
 from minigrad.checkpointing import checkpoint
 from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
 from minigrad.engine.backward import grad
-from minigrad.engine.core import primitive
+from minigrad.engine.core import Observer, primitive
 from minigrad.engine.fused import fused
 from minigrad.engine.recording import enable_grad, is_grad_enabled, no_grad
 from minigrad.engine.registry import REGISTRY
@@ -22,6 +22,7 @@ from minigrad.functional import hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from minigrad.instruments.anomaly import detect_anomaly
 from minigrad.instruments.drawing import draw
 from minigrad.instruments.memory import memory_summary, track_memory
+from minigrad.instruments.observe import Instrument
 from minigrad.instruments.profiling import profile
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.machine import allocator, parallel
@@ -34,7 +35,7 @@ from minigrad.ops.piecewise import *
 from minigrad.ops.reduce import *
 from minigrad.ops.running import *
 from minigrad.ops.shape import *
-from minigrad.serialize import load, save
+from minigrad.serialize import load, load_metadata, save
 from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck
 
@@ -45,11 +46,12 @@ __version__ = "0.1.0"
 
 # fmt: off
 __all__ = [
-    "REGISTRY", "MiniGradError", "Tensor", "abs", "arange", "asarray", "autocast", "backend", "checkpoint", "cuda",
-    "detect_anomaly", "draw", "enable_grad", "errors", "eye", "from_dlpack", "full", "functional", "fused",
-    "get_num_threads", "grad", "gradcheck", "gradgradcheck", "hessian", "hvp", "is_grad_enabled", "jacobian", "jvp",
-    "load", "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive", "profile", "random", "save",
-    "set_num_threads", "softmax", "tensor", "track_memory", "value_and_grad", "vjp", "zeros",
+    "REGISTRY", "Instrument", "MiniGradError", "Observer", "Tensor", "abs", "arange", "asarray", "autocast", "backend",
+    "checkpoint", "cuda", "detect_anomaly", "draw", "enable_grad", "errors", "eye", "from_dlpack", "full", "functional",
+    "fused", "get_num_threads", "grad", "gradcheck", "gradgradcheck", "hessian", "hvp", "is_grad_enabled", "jacobian",
+    "jvp", "load", "load_metadata", "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive",
+    "profile", "random", "save", "set_num_threads", "softmax", "tensor", "track_memory", "value_and_grad", "vjp",
+    "zeros",
 ]
 # fmt: on
 __all__ += ops.elementwise.__all__

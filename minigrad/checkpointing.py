@@ -30,6 +30,7 @@ class _Recompute:
 
     name = label = "checkpoint"
     view = elementwise = sequence = scales_losses = False
+    flops = None
 
     def __init__(
         self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], state: dict[str, Any]

@@ -86,5 +86,5 @@ class AxisError(MiniGradError, np.exceptions.AxisError):
     """An axis that the array doesn't have: a ValueError and an IndexError, as NumPy's is."""
 
 
-class MissingFileError(MiniGradError, FileNotFoundError):
+class MissingFileError(FileFormatError, FileNotFoundError):
     """A file or a folder that isn't there."""

@@ -7,11 +7,12 @@ import glob
 import json
 import os
 import re
+import shutil
 import stat
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,39 +30,52 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     """Write named arrays or Tensors as a safetensors file: to a temporary name, flushed to disk, then renamed.
 
     An old file at ``path`` stays as it was until the new one is complete, and if anything fails; its permissions stay.
+    metadata is text by its names, which ``load_metadata`` reads again.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(f"{folder}/a.safetensors", {"x": np.ones(2)})
     ...     print(load(f"{folder}/a.safetensors")["x"])
     [1. 1.]
+
+    A model and its optimizer in one file: arrays under a prefix, the rest of the optimizer's state as text.
+
+    >>> import json, nn, optim
+    >>> model = nn.Linear(2, 2)
+    >>> optimizer = optim.AdamW(model.parameters())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     state = optimizer.state_dict()
+    ...     arrays = {f"model.{name}": array for name, array in model.state_dict().items()}
+    ...     arrays |= {f"optimizer.{name}": array for name, array in state["state"].items()}
+    ...     save(f"{folder}/all.safetensors", arrays, {"groups": json.dumps(state["param_groups"])})
+    ...     found = load(f"{folder}/all.safetensors")
+    ...     groups = json.loads(load_metadata(f"{folder}/all.safetensors")["groups"])
+    >>> parts = {"model": {}, "optimizer": {}}
+    >>> for name, array in found.items():
+    ...     part, _, rest = name.partition(".")
+    ...     parts[part][rest] = array
+    >>> model.load_state_dict(parts["model"])
+    >>> optimizer.load_state_dict({"state": parts["optimizer"], "param_groups": groups})
     """
-    path = Path(os.path.realpath(checked_path(path)))  # a link stays a link: what it points to is written
+    path = Path(os.path.realpath(checked_path(path)))
     plain, text = _plain(arrays), _text(metadata)
     if path.is_dir():
         raise ArgumentError("the path of a file", f"the folder {str(path)!r}", "name a file in it")
     if not path.parent.is_dir():
         raise MissingFileError("a folder to save in", f"no folder {str(path.parent)!r}", "os.makedirs makes it")
-    _sweep(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        mode = _mode(path, temporary)
-        safetensors.numpy.save_file(plain, temporary, metadata=text or None)
-        os.chmod(temporary, mode)
-        flush_to_disk(temporary)
-        os.replace(temporary, path)
-        flush_to_disk(path.parent)
-    except safetensors.SafetensorError as error:  # a full disk, say
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_write(path) as temporary:
+        try:
+            safetensors.numpy.save_file(plain, temporary, metadata=text or None)
+        except safetensors.SafetensorError as error:  # a full disk, say
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
 
 
 def checked_path(path: Any, what: str = "a file", example: str = "model.safetensors") -> Any:
     """``path``, refused where it is none."""
     if not isinstance(path, str | os.PathLike):
-        raise CallError(f"the path of {what}", describe(path), f"such as {example!r}")
+        hint = "the path comes first: save(path, arrays)" if isinstance(path, Mapping) else f"such as {example!r}"
+        raise CallError(f"the path of {what}", describe(path), hint)
     return path
 
 
@@ -87,20 +101,56 @@ def _text(metadata: Any) -> dict[str, str]:
     return {str(key): str(value) for key, value in (metadata or {}).items()}
 
 
-def _mode(path: Path, temporary: Path) -> int:
-    """The permissions of the file that is replaced; those of a new file where there is none."""
-    if path.exists():
-        return stat.S_IMODE(path.stat().st_mode)
-    os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o666))  # to see what the umask leaves
-    return stat.S_IMODE(temporary.stat().st_mode)
+# ---- files and folders that appear whole -----------------------------------------------------------------------------
 
 
-def _sweep(path: Path) -> None:
-    """Remove what saves that were killed left behind: files under a temporary name, unchanged for an hour."""
+@contextmanager
+def atomic_write(path: Path, folder: bool = False) -> Iterator[Path]:
+    """A temporary file (or folder) to write to; when the block ends it is flushed to the disk and renamed to ``path``.
+
+    After a kill or an error ``path`` holds what it held before, or all of the new, never a part. A file keeps the
+    permissions of the one that it replaces, and a link stays a link: the file that it points to is replaced.
+    """
+    path = Path(os.path.realpath(path))
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        temporary.mkdir() if folder else temporary.touch()  # with the permissions that the umask leaves
+        mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
+        yield temporary
+        os.chmod(temporary, mode)
+        for written in [*temporary.rglob("*"), temporary]:
+            flush_to_disk(written)
+        os.replace(temporary, path)
+    finally:
+        _remove(temporary)
+    flush_to_disk(path.parent)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write the file ``path`` by ``atomic_write``."""
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def is_temporary(name: str, of: str) -> bool:
+    """Whether ``name`` is one that ``atomic_write`` gives to what it writes for a path with a name like ``of``."""
+    return re.fullmatch(rf"\.{of}\.\d+\.\d+\.tmp", name) is not None
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what writers of ``path`` that were killed left behind: temporary files, unchanged for an hour."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.*.tmp"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:
-                left.unlink()
+                _remove(left)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def flush_to_disk(path: Path) -> None:
@@ -110,6 +160,9 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 @explained
@@ -160,7 +213,7 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 def _opened(path: str | os.PathLike[str]) -> Any:
     if not Path(checked_path(path)).is_file():
         hint = "it is a folder" if Path(path).is_dir() else f"the working directory is {os.getcwd()!r}"
-        raise FileFormatError("a safetensors file", f"no file {str(path)!r}", hint)
+        raise MissingFileError("a safetensors file", f"no file {str(path)!r}", hint)
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:

@@ -1,7 +1,8 @@
-"""The instruments that prove derivatives: comparison with central differences, and random inputs for any operation.
+"""``gradcheck`` compares derivatives with central differences; ``sample_inputs`` draws inputs for any operation.
 
-A derivative is right if it agrees with ``(f(x + h) - f(x - h)) / 2h``. In float64 with h = 1e-6 that quotient is off by
-h² from what it leaves out and by 1e-16 / h from rounding, 1e-10 in all; a rule wrong by a thousandth stands out.
+A derivative is right if it agrees with ``(f(x + h) - f(x - h)) / 2h``. In float64 with h = 1e-6 this quotient is off by
+about h², the order of its truncation, and by 1e-16 / h from rounding: 1e-10 in all. A rule that is wrong by a
+thousandth stands out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from minigrad.backend import Array, DType, device_of, is_array, is_floating, to_numpy
+from minigrad.backend import DType, array_of, device_of, is_array, is_floating, to_numpy
 from minigrad.engine.backward import grad
 from minigrad.engine.core import Primitive
 from minigrad.engine.registry import Operation, Sample, sample
@@ -22,8 +23,8 @@ from minigrad.tensor import Tensor
 
 Host: TypeAlias = "np.ndarray[Any, Any]"
 
-LIMIT = 1024  # up to so many inputs and results every entry of the Jacobian is compared; beyond, random directions are
-DIRECTIONS = 8  # how many: each touches all entries, so a single wrong one shows in every one of them
+LIMIT = 1024  # the most inputs and results whose Jacobian is compared entry by entry; beyond, in random directions
+DIRECTIONS = 8  # each random direction touches all entries, so one wrong entry shows in all of them
 ROUNDING = 8 * float(np.finfo(np.float64).eps)  # relative error of a result that went through a few operations
 GAP = 1e-5  # ten default steps: how far sample inputs keep from kinks and ties
 
@@ -103,7 +104,7 @@ class _Function:
             raise DTypeError("at least one floating-point input", describe(given), "write 1.0 for 1")
         self.fn = fn
         self.given = [v.astype(np.float64) if _is_floating_array(v) else v for v in given]
-        arrays = [_raw(given[k]) for k in self.places]
+        arrays = [array_of(given[k]) for k in self.places]
         self.devices = devices or list(map(device_of, arrays))
         self.point: list[Host] = [to_numpy(a).astype(np.float64) for a in arrays]
         self.names = names or _labels(fn, self.places)
@@ -139,23 +140,23 @@ class _Function:
         if not np.array_equal(values, self.values(self.point), equal_nan=True):
             hint = "draw random numbers from a generator that each call makes afresh"
             raise GradientError("a function that gives the same results at every call", "different ones", hint)
-        whole = values.size <= LIMIT and all(x.size <= LIMIT for x in self.point)
+        entrywise = values.size <= LIMIT and all(x.size <= LIMIT for x in self.point)
         rng = np.random.default_rng(0)
-        probes = np.eye(values.size) if whole or values.size <= DIRECTIONS else _signs(rng, values.size)
+        probes = np.eye(values.size) if entrywise or values.size <= DIRECTIONS else _signs(rng, values.size)
         for k, rows in enumerate(_pullbacks(probes, leaves, outs)):
             size = self.point[k].size
             directions = np.eye(size) if size <= LIMIT else _signs(rng, size)
-            misses = [self.miss(k, d, probes, rows, whole, eps, atol, rtol) for d in directions if len(probes)]
+            misses = [self.miss(k, d, probes, rows, entrywise, eps, atol, rtol) for d in directions if len(probes)]
             worst = max(misses, key=lambda miss: miss.size, default=None)
             if worst is not None and worst.size > 1:
                 while np.count_nonzero(worst.direction) > 1:
                     halves = _halves(worst.direction)
-                    misses = [self.miss(k, d, probes, rows, whole, eps, atol, rtol) for d in halves]
+                    misses = [self.miss(k, d, probes, rows, entrywise, eps, atol, rtol) for d in halves]
                     worst = max(misses, key=lambda miss: miss.size)
                 raise self.complaint(k, worst, outs, single=len(probes) == values.size)
 
     def miss(
-        self, k: int, direction: Host, probes: Host, rows: Host, whole: bool, eps: float, atol: float, rtol: float
+        self, k: int, direction: Host, probes: Host, rows: Host, entrywise: bool, eps: float, atol: float, rtol: float
     ) -> _Miss:
         """Where along ``direction`` of argument k the products ``rows @ direction`` are furthest from differences."""
         x = self.point[k]
@@ -168,7 +169,7 @@ class _Function:
         with np.errstate(invalid="ignore"):
             slope, noise = (up - down) / width, (np.abs(up) + np.abs(down)) * (ROUNDING / width)
             got, expected, entry = moves.sum(axis=1), slope, np.abs(slope)
-            if not whole:  # each probe is a sum of all results with signs; an entry of it has their typical size
+            if not entrywise:  # each probe is a sum of all results with signs; an entry of it has their typical size
                 expected, noise, entry = probes @ slope, np.linalg.norm(noise), np.minimum(_rms(moves), _rms(slope))
             sizes = np.abs(got - expected) / (atol + rtol * entry + noise)
         sizes[np.isnan(sizes)] = np.inf
@@ -240,10 +241,6 @@ def _flattened(value: Any) -> list[Tensor]:
 
 def _is_floating_array(value: Any) -> bool:
     return (isinstance(value, Tensor) or is_array(value)) and is_floating(value.dtype)
-
-
-def _raw(value: Any) -> Array:
-    return value.data if isinstance(value, Tensor) else value
 
 
 def _labels(fn: Callable[..., Any], places: Sequence[int]) -> list[str]:

@@ -17,7 +17,7 @@ from nn.beam_search import Beam, beam_search
 from nn.cache import KVCache
 from nn.containers import ModuleDict, ModuleList, Sequential
 from nn.encoder_decoder import DecoderLayer, EncoderLayer, Transformer
-from nn.evaluation import perplexity, total_loss
+from nn.evaluation import perplexity, sliding_windows, total_loss
 from nn.feedforward import FeedForward, SwiGLU
 from nn.generation import generate
 from nn.linear import Embedding, Linear
@@ -67,6 +67,7 @@ __all__ = [
     "padding_mask",
     "perplexity",
     "save_llama",
+    "sliding_windows",
     "total_loss",
 ]
 __getattr__, __dir__ = module_names(globals())

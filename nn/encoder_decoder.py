@@ -84,7 +84,7 @@ class EncoderLayer(Module):
 
 
 class DecoderLayer(EncoderLayer):
-    """Causal self-attention, attention to what an encoder made of a source, and a feed-forward layer.
+    """Causal self-attention, attention to the output of an encoder, and a feed-forward layer.
 
     Each is a branch as in EncoderLayer, whose arguments these are; the norms are ln1, ln2 and ln3, in that order.
 
@@ -245,7 +245,7 @@ class Transformer(Module):
         target_mask: Any = None,
         cache: KVCache | None = None,
     ) -> Any:
-        """What the head reads: (batch, T, d_model) for ``target`` (batch, T), given the memory of its source.
+        """The input of the head: (batch, T, d_model) for ``target`` (batch, T), given the memory of its source.
 
         memory_mask broadcasts to (batch, heads, T, S), target_mask to (batch, heads, T, T); position i sees none after
         it anyway. With a cache, target goes on from the tokens that it holds, and no graph is recorded.
@@ -283,7 +283,7 @@ class Transformer(Module):
     # ---- both together ----
 
     def hidden(self, source: Any, target: Any, source_mask: Any = None, target_mask: Any = None) -> Any:
-        """What the head reads: (batch, T, d_model). source_mask, of its keys alone, also hides them from the target."""
+        """The input of the head: (batch, T, d_model). source_mask, of keys alone, hides them from the target, too."""
         source = self._ids(source, "source")
         mask = self._mask(source_mask, self._padding(source))
         if mask is not None and (mask.ndim < 2 or mask.shape[-2] != 1):
@@ -321,7 +321,7 @@ class Transformer(Module):
     # ---- decoding ----
 
     def start(self, source: Any, max_length: int | None = None) -> KVCache:
-        """An empty cache for targets of ``source`` (batch, S), which is encoded here, once; no graph is recorded."""
+        """An empty cache for targets of ``source`` (batch, S): encodes the source, once, and records no graph."""
         cache = KVCache(self, max_length)
         source = self._ids(source, "source")
         with unrecorded(cache):

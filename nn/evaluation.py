@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,10 @@ def total_loss(
 ) -> tuple[float, int]:
     """The summed loss of a text in nats, and the number of tokens predicted: each but the first, exactly once.
 
-    tokens is one text (N,), or several (texts, N). The model reads windows of ``window`` tokens (its context_length if
-    not given), ``stride`` apart (``window``): of a window that overlaps the one before, only new tokens are counted, so
-    that with a smaller stride each has more context. The model is in evaluation mode meanwhile; no graph is recorded.
+    tokens is one text (N,), or several (texts, N). The model reads windows of ``window`` tokens (default: its
+    context_length) that begin ``stride`` tokens apart (default: the window). A window that overlaps the one before
+    counts its new tokens alone, so a smaller stride gives each token more context. The model is in evaluation mode
+    meanwhile, and no graph is recorded.
 
     >>> import nn
     >>> model = nn.TransformerLM(10, context_length=4, d_model=16, num_layers=1, num_heads=2)
@@ -41,7 +41,7 @@ def total_loss(
         raise ArgumentError(f"a stride of at most the window, {window}", str(stride), hint)
     total, count = 0.0, 0
     with evaluating(model), no_grad():
-        for inputs, targets in _batches(_texts(tokens), window, stride, batch_size):
+        for inputs, targets in sliding_windows(_texts(tokens), window, stride, batch_size):
             total += float(model.loss(inputs, targets, ignore_index=IGNORED, reduction="sum"))
             count += int((targets != IGNORED).sum())
     return total, count
@@ -66,6 +66,33 @@ def perplexity(
         return float(np.exp(total / count))
 
 
+def sliding_windows(texts: Any, window: int, stride: int, batch_size: int, count: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Batches of inputs and targets (batch, window) from a text (N,) or texts (texts, N), read in overlapping windows.
+
+    The windows of a text begin ``stride`` tokens apart. Each token after the first is a target exactly once, in the
+    first window that reaches it, with at least window - stride tokens of context where the text has them. Other targets
+    are IGNORED. A ``count`` limits the number of batches; their windows then lie at even distances over the texts, the
+    same at every call.
+
+    >>> for inputs, targets in sliding_windows(np.arange(6), window=3, stride=2, batch_size=2):
+    ...     print(inputs.tolist(), targets.tolist())
+    [[0, 1, 2], [2, 3, 4]] [[1, 2, 3], [-100, 4, 5]]
+    """
+    texts = np.atleast_2d(texts)
+    last = texts.shape[1] - 1  # tokens that have a target
+    starts = range(0, max(last - window, 0) + stride, stride)
+    windows = range(len(texts) * len(starts))
+    wanted = count * batch_size or len(windows)
+    chosen = windows if wanted >= len(windows) else [i * len(windows) // wanted for i in range(wanted)]
+    for first in range(0, len(chosen), batch_size):
+        text, number = np.divmod(np.array(chosen[first : first + batch_size])[:, None], len(starts))
+        begin = number * stride
+        places = begin + np.arange(min(window, last))
+        inputs, targets = (texts[text, np.minimum(places + ahead, last)].astype(np.int64) for ahead in (0, 1))
+        new = (places < last) & ((begin == 0) | (places >= begin + window - stride))
+        yield inputs, np.where(new, targets, IGNORED)
+
+
 def _texts(tokens: Any) -> np.ndarray[Any, Any]:
     texts = to_numpy(asarray(tokens).data)
     if texts.dtype.kind not in "iu":
@@ -74,19 +101,3 @@ def _texts(tokens: Any) -> np.ndarray[Any, Any]:
         hint = "each token but the first is predicted"
         raise ShapeError("tokens (N,) or (texts, N) with N at least 2", f"shape {texts.shape}", hint)
     return np.atleast_2d(texts)
-
-
-def _batches(texts: Any, window: int, stride: int, batch_size: int) -> Iterator[tuple[Any, Any]]:
-    """Inputs and targets (batch, window), windows that end early filled up with targets that don't count."""
-    last = texts.shape[1] - 1  # tokens that have a target
-    starts = range(0, max(last - window, 0) + stride, stride)
-    places = ((text, start) for text in texts for start in starts)
-    while batch := list(islice(places, batch_size)):
-        inputs = np.zeros((len(batch), min(window, last)), np.int64)
-        targets = np.full(inputs.shape, IGNORED)
-        for row, (text, start) in enumerate(batch):
-            stop = min(start + window, last)
-            new = window - stride if start else 0
-            inputs[row, : stop - start] = text[start:stop]
-            targets[row, new : stop - start] = text[start + new + 1 : stop + 1]
-        yield inputs, targets

@@ -40,7 +40,8 @@ def generate(
       have ended
     - source: for a model with an encoder, ids (S,) or (batch, S); a prompt (T,) then begins the target of each. With a
       pad_id of the model, sources may be a list of different lengths
-    - callback is called with each new token, an int, or the new tokens (batch,) of several sequences, as they come
+    - callback is called with each new token, an int, or the new tokens (batch,) of several sequences, as they come;
+      where it returns True the texts end
     - generator: a ``numpy.random.Generator`` or a seed, by default that of ``minigrad.random``
 
     A list of prompts of different lengths gives a list of arrays, each cut after its eos. Every sequence is continued
@@ -73,11 +74,10 @@ def generate(
             p = next_token_probabilities(logits, temperature, top_k, top_p, min_p, repetition_penalty, seen)
             new = np.where(ended, stops[0], drawn(p, draw)) if ended.any() else drawn(p, draw)
             text.append(new)
-            if callback is not None:
-                callback(int(new[0]) if ndim == 1 else new)
+            stopped = callback is not None and callback(int(new[0]) if ndim == 1 else new) is True
             for row in np.flatnonzero(np.isin(new, stops) & ~ended):
                 ended[row], lengths[row] = True, len(prompts[row]) + step + 1
-            if ended.all():
+            if stopped or ended.all():
                 break
     if ndim == 0:
         return [text.text(i)[:length] for i, length in enumerate(lengths)]

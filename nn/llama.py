@@ -15,7 +15,7 @@ from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError
 from minigrad.messages.explain import describe
-from minigrad.serialize import checked_path
+from minigrad.serialize import checked_path, write_whole
 from nn.checks import check_probability, is_whole
 from nn.transformer import TransformerLM
 
@@ -157,9 +157,7 @@ def save_llama(
         del weights["lm_head.weight"]
     save(folder / WEIGHTS, weights, {"format": "pt"})
     config["tie_word_embeddings"] = tied
-    temporary = folder / f".{CONFIG}.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / CONFIG)
+    write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def _check_parts(model: TransformerLM) -> None:
@@ -175,7 +173,7 @@ def _check_parts(model: TransformerLM) -> None:
 
 
 def prepared(folder: str | os.PathLike[str]) -> Path:
-    """The folder, made where it isn't there, for ``save_llama``; refused if it holds another model's shards."""
+    """Make the folder for ``save_llama`` where it isn't there; one that holds another model's shards is refused."""
     folder = Path(checked_path(folder, "a folder", "models/llama"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -244,12 +242,15 @@ def config_of(model: TransformerLM) -> dict[str, Any]:
     scaling = dict(rope.scaling or {})
     if scaling:
         scaling["rope_type"] = scaling.pop("type", scaling.get("rope_type"))
+    width = model.token_embeddings.embedding_dim
+    family = "mistral" if width % block.attn.num_heads else "llama"  # transformers refuses such a width of a LLaMA
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [f"{family.capitalize()}ForCausalLM"],
+        "model_type": family,
+        "sliding_window": None,
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.context_length,
-        "hidden_size": model.token_embeddings.embedding_dim,
+        "hidden_size": width,
         "intermediate_size": block.ffn.w1.out_features,
         "num_hidden_layers": len(model.layers),
         "num_attention_heads": block.attn.num_heads,

@@ -5,8 +5,11 @@
                       meta.json               everything else: step, configuration, random states, ...
     OUT/latest                                the name of the newest folder; OUT/best that of the best one
 
-A checkpoint is written to a hidden temporary folder, flushed to the disk and renamed. Whoever kills the program at any
-moment finds every checkpoint that was complete, and at most one left-over hidden folder, which ``tidy`` removes.
+A checkpoint is written to a hidden temporary folder, flushed to the disk and renamed. A kill at any moment loses no
+checkpoint that was complete, and leaves at most one hidden folder, which ``tidy`` removes.
+
+meta.json says the version of this format as ``format``. A newer version than FORMAT is refused; the oldest checkpoints
+don't say one, and are read as before.
 """
 
 from __future__ import annotations
@@ -24,35 +27,13 @@ from typing import Any
 import minigrad as mg
 from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, FileFormatError
-from minigrad.serialize import flush_to_disk
+from minigrad.serialize import atomic_write, is_temporary, write_whole
 
+FORMAT = 1
 META = "meta.json"
-PARTIAL = ".partial-"  # a folder or file that is being written
 DROPPED = ".dropped-"  # a folder that is being removed
-
-
-# ---- files and folders that appear whole -----------------------------------------------------------------------------
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write the file ``path``: after a kill or an error it holds the old content or the new, never a part."""
-    partial = path.with_name(PARTIAL + path.name)
-    try:
-        partial.write_bytes(content)
-        flush_to_disk(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    flush_to_disk(path.parent)
-
-
-def tidy(out: Path) -> None:
-    """Remove what a killed program left half written or half removed in the run folder ``out``."""
-    for leftover in [*out.glob(PARTIAL + "*"), *out.glob(DROPPED + "*")]:
-        if leftover.is_dir():
-            shutil.rmtree(leftover)
-        else:
-            leftover.unlink()
+STEP = r"step_(\d{8,})"
+FILES = r"(latest|best|metrics\.jsonl|loss\.png|held_out\.json)"
 
 
 # ---- one checkpoint --------------------------------------------------------------------------------------------------
@@ -92,20 +73,14 @@ def save_checkpoint(out: Path, step: int, states: Mapping[str, Any], meta: Mappi
     """
     folder = out / folder_name(step)
     if not is_complete(folder):
-        partial = out / (PARTIAL + folder.name)
-        partial.mkdir()
-        try:
-            _write(partial, {**meta, "step": step}, states)
-            os.rename(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        flush_to_disk(out)
+        with atomic_write(folder, folder=True) as temporary:
+            _write(temporary, {**meta, "step": step}, states)
     point(out, "latest", folder.name)
     return folder
 
 
 def _write(folder: Path, meta: dict[str, Any], states: Mapping[str, Mapping[str, Any]]) -> None:
-    meta["parts"], meta["files"] = {}, []
+    meta |= {"format": FORMAT, "parts": {}, "files": []}
     for part, state in states.items():
         arrays = {name: value for name, value in state.items() if is_array(value)}
         inner = {name: value for name, value in state.items() if isinstance(value, dict)}
@@ -118,8 +93,6 @@ def _write(folder: Path, meta: dict[str, Any], states: Mapping[str, Mapping[str,
             mg.save(folder / f"{part}.safetensors", arrays)
             meta["files"].append(f"{part}.safetensors")
     (folder / META).write_text(json.dumps(meta, indent=1), "utf-8")
-    flush_to_disk(folder / META)
-    flush_to_disk(folder)
 
 
 # ---- the checkpoints of a run ----------------------------------------------------------------------------------------
@@ -139,10 +112,10 @@ def is_complete(folder: Path) -> bool:
     return (folder / META).is_file()
 
 
-def steps_in(out: Path) -> list[int]:
-    """The steps of the complete checkpoints in ``out``, in order."""
-    found = [(re.fullmatch(r"step_(\d{8,})", path.name), path) for path in out.glob("step_*")]
-    return sorted(int(match[1]) for match, path in found if match and is_complete(path))
+def steps_in(out: Path, complete: bool = True) -> list[int]:
+    """The steps of the checkpoints in ``out``, in order; ``complete=False`` counts those without a meta.json too."""
+    found = [(re.fullmatch(STEP, path.name), path) for path in out.glob("step_*")]
+    return sorted(int(match[1]) for match, path in found if match and (is_complete(path) or not complete))
 
 
 def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:
@@ -161,6 +134,9 @@ def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:
         raise FileFormatError(f"JSON in {path / META}", str(error)) from None
     if not isinstance(meta, dict) or not {"step", "parts"} <= meta.keys():
         raise FileFormatError("the facts of a checkpoint, with 'step' and 'parts'", f"others in {path / META}")
+    if not isinstance(version := meta.get("format", FORMAT), int) or version > FORMAT:
+        got, hint = f"format {version!r} in {path / META}", "a newer minigrad wrote it, and can read it"
+        raise FileFormatError(f"a checkpoint of a format up to {FORMAT}", got, hint)
     if program is not None and meta.get("program") != program:
         raise FileFormatError(f"a run of {program}", f"{path} of {meta.get('program')}")
     return Checkpoint(path, meta)
@@ -202,12 +178,17 @@ def point(out: Path, pointer: str, name: str) -> None:
 def copy_checkpoint(source: Path, out: Path) -> None:
     """Copy the step folder ``source`` into the run folder ``out``, whole or not at all."""
     if not is_complete(out / source.name):
-        partial = out / (PARTIAL + source.name)
-        shutil.copytree(source, partial)
-        for path in [*partial.iterdir(), partial]:
-            flush_to_disk(path)
-        os.rename(partial, out / source.name)
-        flush_to_disk(out)
+        with atomic_write(out / source.name, folder=True) as temporary:
+            shutil.copytree(source, temporary, dirs_exist_ok=True)
+
+
+def tidy(out: Path) -> None:
+    """Remove what a killed program left half written or half removed in the run folder ``out``."""
+    for path in out.glob(".*"):
+        if is_temporary(path.name, FILES):
+            path.unlink()
+        elif is_temporary(path.name, STEP) or re.fullmatch(rf"\.(dropped|partial)-{STEP}", path.name):
+            shutil.rmtree(path)
 
 
 def drop_checkpoints(out: Path, steps: Iterable[int]) -> None:

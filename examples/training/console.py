@@ -40,6 +40,8 @@ def run_program(program: str, body: Callable[[], int]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a sample may hold characters that the terminal lacks
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # the imports are done
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return body()
     except SystemExit as leaving:  # --help

@@ -36,10 +36,10 @@ class FlagErrors(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a flag takes: how the help shows it, what it must be in words, its conversion from text, and its check."""
+    """The kind of value that a flag takes: its name in the help, its description in errors, a conversion, a check."""
 
     metavar: str
-    expected: str = ""
+    expected: str = "a value"
     convert: Callable[[str], Any] = str
     legal: Callable[[Any], bool] = lambda value: True
 
@@ -49,14 +49,19 @@ class Kind:
         except ValueError:
             value = None
         if value is None or not self.legal(value):
-            raise argparse.ArgumentTypeError(f"expected {self.expected}, got {given!r}")
+            raise ValueError(f"expected {self.expected}, got {given!r}")
         return value
 
 
-text, path = Kind("TEXT"), Kind("PATH")
+def encodable(value: str) -> bool:
+    """Whether the text is Unicode that can be written; what a terminal sends in another encoding is not."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def whole(least: int) -> Kind:
+text, path = Kind("TEXT", "text in the encoding of the terminal", legal=encodable), Kind("PATH")
+
+
+def integer(least: int) -> Kind:
     """Whole numbers from ``least`` on."""
     return Kind("N", f"a whole number of at least {least}", int, lambda value: value >= least)
 
@@ -76,17 +81,20 @@ not_negative = number("a number of at least 0", lambda x: x >= 0)
 fraction = number("a number from 0 up to, but not including, 1", lambda x: 0 <= x < 1)
 
 
-def flag(default: Any, kind: Kind | None, help: str, *, kept: str = "fixed", many: bool = False) -> Any:
+def flag(default: Any, kind: Kind | None, help: str, *, on_resume: str = "fixed", many: bool = False) -> Any:
     """A dataclass field that is a command-line flag: ``kind`` converts and checks its value; None is a switch.
 
-    A run that is continued keeps the value. Of ``kept`` flags the "fixed" can't be given another, the "free" can, and
-    those of a "call" aren't kept: they count for one program. A flag of ``many`` takes one value or more.
+    on_resume says what becomes of the flag when a run is continued. A "fixed" one keeps its value and takes no other, a
+    "changeable" one keeps it unless another is given, and a "transient" one counts for one program alone. A flag of
+    ``many`` takes one value or more.
     """
-    return dataclasses.field(default=default, metadata={"kind": kind, "help": help, "kept": kept, "many": many})
+    metadata = {"kind": kind, "help": help, "on_resume": on_resume, "many": many}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-free_flag = functools.partial(flag, kept="free")
-call_flag = functools.partial(flag, kept="call")
+changeable_flag = functools.partial(flag, on_resume="changeable")
+transient_flag = functools.partial(flag, on_resume="transient")
+whole, free_flag, call_flag = integer, changeable_flag, transient_flag  # as g2p.py has them
 
 
 DTYPE = one_of("float32", "float64", "float16", "bfloat16", role=", the types it trains in")
@@ -99,7 +107,7 @@ DTYPE = one_of("float32", "float64", "float16", "bfloat16", role=", the types it
 class Flags:
     """What every program is told."""
 
-    device: str = free_flag(
+    device: str = changeable_flag(
         "auto", one_of("auto", "cpu", "cuda"), "where to compute; auto takes the GPU where there is one"
     )
 
@@ -111,6 +119,10 @@ class Flags:
         """What is wrong with the flags together, one sentence each; subclasses add theirs."""
         if self.device == "cuda" and not mg.cuda.is_available():
             return [f"--device: expected a GPU that can be used, found {_missing_for_cuda()}; or take --device cpu"]
+        return []
+
+    def check_new(self) -> list[str]:
+        """What is wrong with them for a run that isn't continued; a checkpoint holds what such a run has read."""
         return []
 
 
@@ -133,22 +145,24 @@ def how_to_install(extra: str) -> str:
 class RunFlags(Flags):
     """How a run is conducted, whatever it trains."""
 
-    out_dir: str | None = call_flag(None, path, "folder of the run (default: a fresh runs/<date-time>)")
-    resume: str = call_flag("auto", path, "auto: go on with what --out-dir holds; never; or a folder to go on from")
-    overwrite: bool = call_flag(False, None, "begin anew in an --out-dir that holds a run, and drop that run")
-    eval_only: bool = call_flag(False, None, "measure the run of --resume or --out-dir; train and write nothing")
+    out_dir: str | None = transient_flag(None, path, "folder of the run (default: a fresh runs/<date-time>)")
+    resume: str = transient_flag(
+        "auto", path, "auto: continue what --out-dir holds; never; or the folder to go on from"
+    )
+    overwrite: bool = transient_flag(False, None, "begin anew in an --out-dir that holds a run, and drop that run")
+    eval_only: bool = transient_flag(False, None, "measure the run of --resume or --out-dir; train and write nothing")
     dtype: str = flag(
         "float32", DTYPE, "type of the numbers; float16, bfloat16: of matrix products, all else in float32"
     )
-    seed: int = flag(1337, whole(0), "seed of the weights, the batches and the dropout")
-    max_iters: int = free_flag(2000, whole(0), "updates of the weights, in all")
-    eval_interval: int = free_flag(250, whole(0), "updates between evaluations; 0: first and last only")
-    log_interval: int = free_flag(50, whole(1), "updates between lines of the log")
-    checkpoint_interval: int = free_flag(500, whole(0), "updates between checkpoints; 0: best and last only")
-    keep_checkpoints: int = free_flag(2, whole(1), "last checkpoints to keep, beside the best")
-    sample_every: int = free_flag(0, whole(0), "updates between samples; 0: at the end only")
-    detect_anomaly: bool = call_flag(False, None, "name the operation that makes the first NaN or infinity (slow)")
-    no_progress: bool = call_flag(False, None, "no progress bar, plain lines only")
+    seed: int = flag(1337, integer(0), "seed of the weights, the batches and the dropout")
+    max_iters: int = changeable_flag(2000, integer(0), "updates of the weights, in all")
+    eval_interval: int = changeable_flag(250, integer(0), "updates between evaluations; 0: first and last only")
+    log_interval: int = changeable_flag(50, integer(1), "updates between lines of the log")
+    checkpoint_interval: int = changeable_flag(500, integer(0), "updates between checkpoints; 0: best and last only")
+    keep_checkpoints: int = changeable_flag(2, integer(1), "last checkpoints to keep, beside the best")
+    sample_every: int = changeable_flag(0, integer(0), "updates between samples; 0: at the end only")
+    detect_anomaly: bool = transient_flag(False, None, "name the operation that makes the first NaN or infinity (slow)")
+    no_progress: bool = transient_flag(False, None, "no progress bar, plain lines only")
 
     @property
     def weights_dtype(self) -> str:
@@ -166,15 +180,15 @@ class RunFlags(Flags):
 class TrainingFlags(RunFlags):
     """How the weights are updated, whatever is trained."""
 
-    batch_size: int = flag(12, whole(1), "examples in a micro-batch, which is read at once")
-    gradient_accumulation_steps: int = flag(1, whole(1), "micro-batches whose gradients make one update")
+    batch_size: int = flag(12, integer(1), "examples in a micro-batch, which is read at once")
+    gradient_accumulation_steps: int = flag(1, integer(1), "micro-batches whose gradients make one update")
     learning_rate: float = flag(1e-3, positive, "highest learning rate, reached after the warm-up")
     min_lr: float | None = flag(
         None, not_negative, "learning rate when its cosine decay ends (default: a tenth of --learning-rate)"
     )
-    warmup_iters: int = flag(100, whole(0), "updates in which the learning rate rises from 0")
+    warmup_iters: int = flag(100, integer(0), "updates in which the learning rate rises from 0")
     lr_decay_iters: int | None = flag(
-        None, whole(1), "update at which the decay ends (default: --max-iters when the run begins)"
+        None, integer(1), "update at which the decay ends (default: --max-iters when the run begins)"
     )
     beta1: float = flag(0.9, fraction, "AdamW's β1: how long it remembers gradients")
     beta2: float = flag(0.99, fraction, "AdamW's β2: how long it remembers squared gradients")
@@ -215,20 +229,17 @@ def spelling(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def build_parser(config_class: type, program: str, description: str) -> argparse.ArgumentParser:
-    """An argparse parser with a flag for each field, which leaves out of its result what was not given.
+def help_text(config_class: type, program: str, description: str | None) -> str:
+    """What --help shows: the first two paragraphs of ``description``, and every flag.
 
-    The help begins with the first two paragraphs of ``description``, the docstring of the program: what it does, and
-    examples. The flags of a class stand together under its docstring, the program's own first.
+    description is the docstring of the program, or None, as ``python -OO`` leaves of it; it begins with what the
+    program does, and examples. The flags of a class stand together under its docstring, the program's own first.
     """
     parser = argparse.ArgumentParser(
         program,
         usage="%(prog)s [FLAG [VALUE]] ...",
-        description="\n\n".join(description.split("\n\n")[:2]),
+        description="\n\n".join((description or "").split("\n\n")[:2]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        exit_on_error=False,
-        argument_default=argparse.SUPPRESS,
     )
     owners = {name: owner for owner in config_class.__mro__ for name in inspect.get_annotations(owner)}
     groups = {
@@ -242,8 +253,8 @@ def build_parser(config_class: type, program: str, description: str) -> argparse
             continue
         help += "" if field.default is None else f" (default: {field.default})"
         nargs = "+" if field.metadata["many"] else None
-        group.add_argument(spelling(field.name), type=kind, help=help, metavar=kind.metavar, nargs=nargs)
-    return parser
+        group.add_argument(spelling(field.name), help=help, metavar=kind.metavar, nargs=nargs)
+    return parser.format_help()
 
 
 def _title(owner: type) -> str:
@@ -251,48 +262,56 @@ def _title(owner: type) -> str:
 
 
 def parse(
-    config_class: type, argv: Sequence[str] | None, program: str, description: str
+    config_class: type, argv: Sequence[str] | None, program: str, description: str | None
 ) -> tuple[dict[str, Any], list[str]]:
     """The flags given in ``argv``, by field name, and what is wrong with the others, for ``complete``."""
-    parser = build_parser(config_class, program, description)
-    tokens = [_dashed(token) for token in (sys.argv[1:] if argv is None else argv)]
+    fields = {spelling(field.name): field for field in dataclasses.fields(config_class)}
+    given: dict[str, Any] = {}
     problems: list[str] = []
-    while True:  # argparse stops at its first error: note it, take that flag away, and look at the rest
+    unknown: list[str] = []
+    (_, stray), *groups = _by_flag(sys.argv[1:] if argv is None else argv)
+    for name, values in groups:
+        if name == "--help" or not name.startswith("--"):
+            print(help_text(config_class, program, description), end="")
+            raise SystemExit(0)
+        if name not in fields:  # its values are no second mistake
+            close = get_close_matches(name, fields, 1, cutoff=0.75)
+            unknown.append(f"{name}: no such flag" + (f"; did you mean {close[0]}?" if close else "; see --help"))
+            continue
+        field = fields[name]
+        most = len(values) if field.metadata["many"] else int(field.metadata["kind"] is not None)
+        stray += values[most:]
         try:
-            found, unknown = parser.parse_known_args(tokens)
-            break
-        except argparse.ArgumentError as error:
-            name = str(error.argument_name)
-            problems.append(f"{name}: {error.message}")
-            tokens = _without(tokens, name)
-    names = [spelling(field.name) for field in dataclasses.fields(config_class)]
-    problems += [
-        _unknown(token, names)
-        for before, token in zip(["", *unknown], unknown, strict=False)
-        if token.startswith("-") or not before.startswith("--")  # the value of an unknown flag is no second mistake
-    ]
-    return vars(found), problems
+            given[field.name] = _value(field, values[:most])
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    return given, [*problems, *unknown, *(f"{token!r}: a value without a flag" for token in stray)]
 
 
-def _dashed(token: str) -> str:
-    name, equals, value = token.partition("=")
-    return name.replace("_", "-") + equals + value if token.startswith("--") else token
+def _value(field: dataclasses.Field[Any], values: Sequence[str]) -> Any:
+    kind = field.metadata["kind"]
+    if kind is None:
+        return True
+    if not values:
+        raise ValueError(f"expected {kind.expected}, got none")
+    read = [kind(value) for value in values]
+    return read if field.metadata["many"] else read[0]
 
 
-def _without(tokens: Sequence[str], name: str) -> list[str]:
-    """``tokens`` without the first use of the flag ``name`` and its values."""
-    start = next(i for i, token in enumerate(tokens) if token.partition("=")[0] == name)
-    end = start + 1
-    while end < len(tokens) and not tokens[end].startswith("--"):
-        end += 1
-    return [*tokens[:start], *tokens[end:]]
+def _by_flag(tokens: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each flag with the tokens up to the next one, its values; first, under "", those before any flag.
 
-
-def _unknown(token: str, names: Sequence[str]) -> str:
-    if not token.startswith("-"):
-        return f"{token!r}: a value without a flag"
-    close = get_close_matches(token.partition("=")[0], names, 1, cutoff=0.75)
-    return f"{token.partition('=')[0]}: no such flag" + (f"; did you mean {close[0]}?" if close else "; see --help")
+    >>> _by_flag(["--max_iters=5", "--data", "a", "b"])
+    [('', []), ('--max-iters', ['5']), ('--data', ['a', 'b'])]
+    """
+    groups: list[tuple[str, list[str]]] = [("", [])]
+    for token in tokens:
+        if token.startswith(("--", "-h")):
+            name, equals, value = token.partition("=")
+            groups.append((name.replace("_", "-"), [value] if equals else []))
+        else:
+            groups[-1][1].append(token)
+    return groups
 
 
 def complete(config_class: type[AnyFlags], given: Mapping[str, Any], problems: Sequence[str] = ()) -> AnyFlags:
@@ -319,14 +338,17 @@ def merge(
     fields = dataclasses.fields(config_class)
     before = {field.name: field.default for field in fields}
     if stored is not None:
-        kept = [field.name for field in fields if field.metadata["kept"] != "call"]
+        kept = [field.name for field in fields if field.metadata["on_resume"] != "transient"]
         before |= {name: stored[name] for name in kept if name in stored}
+    config = config_class(**(before | dict(given)))
+    if stored is None:
+        return config, [*config.check(), *config.check_new()]
+    was = config_class(**before)
     conflicts = [
         f"{spelling(field.name)}: the run that is continued has {before[field.name]!r}, got {given[field.name]!r}"
         for field in fields
-        if stored is not None
-        and field.metadata["kept"] == "fixed"
-        and given.get(field.name, before[field.name]) != before[field.name]
+        if field.metadata["on_resume"] == "fixed"
+        and field.name in given
+        and getattr(config, field.name) != getattr(was, field.name)  # paths are the same however they are written
     ]
-    config = config_class(**(before | dict(given)))
     return config, [*conflicts, *config.check()]

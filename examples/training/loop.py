@@ -48,7 +48,7 @@ class Task:
 
 
 def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, optim.GradScaler]:
-    """Optimizer and loss scale, and with them all that the run had where it left off; says what is about to happen.
+    """Make the optimizer and the loss scale, restore the state of a continued run, and print what is trained.
 
     Only float16 needs a loss scale: its gradients would vanish below 6e-8, and overflow above 65504.
     """

@@ -1,4 +1,4 @@
-"""Whether a training step fits into the memory, asked before it is begun: an overfull machine answers nobody."""
+"""The memory that a training step needs is compared with what there is before it begins: an overfull machine hangs."""
 
 from __future__ import annotations
 

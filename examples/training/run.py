@@ -18,7 +18,7 @@ due::
             run.end_update(loss=loss, lr=lr, grad_norm=norm, tokens=tokens)
 
 ``run.step`` counts the updates done. A run folder holds ``metrics.jsonl``, ``loss.png``, and the checkpoints that
-``training_checkpoint`` writes.
+``training.checkpoint`` writes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from tqdm import tqdm
 import minigrad as mg
 from minigrad.backend import array_module
 from minigrad.errors import ArgumentError, FileFormatError, NonFiniteError
+from minigrad.serialize import write_whole
 from training.checkpoint import (
     Checkpoint,
     copy_checkpoint,
@@ -50,7 +51,6 @@ from training.checkpoint import (
     save_checkpoint,
     steps_in,
     tidy,
-    write_whole,
 )
 from training.console import StopSignals, Throughput, warn
 from training.flags import AnyFlags, FlagErrors, RunFlags, how_to_install, merge, parse, raise_any
@@ -60,7 +60,7 @@ RUNS = "runs"  # where a run without --out-dir gets its folder
 
 
 def open_run(
-    config_class: type[AnyFlags], argv: Sequence[str] | None, program: str, description: str
+    config_class: type[AnyFlags], argv: Sequence[str] | None, program: str, description: str | None
 ) -> tuple[AnyFlags, Run]:
     """Read the flags, find the checkpoint to continue from, if any, and check both; nothing is written yet."""
     given, problems = parse(config_class, argv, program, description)
@@ -162,8 +162,8 @@ class Run:
     # -- the folder --
 
     def _stale(self) -> list[int]:
-        """Steps of checkpoints in the folder that are not this run's past."""
-        steps = steps_in(self.folder) if self.folder else []
+        """Steps of checkpoints in the folder, incomplete ones too, that are not this run's past."""
+        steps = steps_in(self.folder, complete=False) if self.folder else []
         return steps if self._branches or not self.checkpoint else [step for step in steps if step > self.step]
 
     def folder_problems(self) -> list[str]:
@@ -187,6 +187,7 @@ class Run:
         except OSError as error:
             raise FlagErrors([f"--out-dir: {error.filename}: {error.strerror}"]) from None
         with lock(self.folder), self.stop:
+            raise_any(self.folder_problems())  # another program may have written since they were looked for
             tidy(self.folder)
             drop_checkpoints(self.folder, self._stale())
             self._keep_past()
@@ -286,9 +287,7 @@ class Run:
 
     def evaluated(self, loss: float, measures: Mapping[str, float] | None = None) -> None:
         """Take note of the validation loss, and of other measures by their names."""
-        if not math.isfinite(loss):
-            hint = "a lower --learning-rate, or --detect-anomaly to see where it begins"
-            raise NonFiniteError("a finite validation loss", str(loss), hint)
+        check_loss(loss)
         self.val_loss, self._measures = loss, dict(measures or {})
         self.first_loss = loss if self.first_loss is None else self.first_loss
         if self.best_loss is None or loss < self.best_loss:
@@ -414,6 +413,13 @@ def show(value: float | None, form: str) -> str:
 def perplexity(loss: float) -> float:
     """exp(loss), for a loss in nats; JSON has no infinity, so a finite number in any case."""
     return math.exp(min(loss, 700.0))
+
+
+def check_loss(loss: float) -> None:
+    """Refuse a loss of an evaluation that is not finite."""
+    if not math.isfinite(loss):
+        hint = "a lower --learning-rate, or --detect-anomaly to see where it begins"
+        raise NonFiniteError("a finite loss of the evaluation", str(loss), hint)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

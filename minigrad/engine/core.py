@@ -148,11 +148,10 @@ class Primitive(Operation[P]):
     elementwise  its arguments are broadcast; the rules need not undo that
     view         its result may share memory with its first argument
     sequence     its first argument is a list of arrays, and its one rule returns a list of gradients
-    precision    under autocast: "low" for products, "wide" for sums and what is made of them; set in ``autocast.py``
+    precision    under autocast: "low" for products, "wide" for sums and what is made of them
     scales_losses  gradients behind it may overflow half precision, which GradScaler looks for
     """
 
-    precision: str | None = None
     scales_losses = False
 
     def __init__(
@@ -162,10 +161,11 @@ class Primitive(Operation[P]):
         elementwise: bool = False,
         view: bool = False,
         sequence: bool = False,
+        precision: str | None = None,
         **facts: Any,
     ) -> None:
         super().__init__(function, **facts)
-        self.elementwise, self.view, self.sequence = elementwise, view, sequence
+        self.elementwise, self.view, self.sequence, self.precision = elementwise, view, sequence, precision
         parameters = self.parameters.values()
         if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
             raise CallError("plain parameters", f"{self.name}{inspect.signature(function)}", "no *args, / or *")

@@ -40,13 +40,12 @@ class Fused(Primitive[P]):
     ``defgpu`` gives a second pair, which runs where arrays are on a GPU.
 
     wide_part  an argument that asks for a part which autocast keeps in float32: with it the definition runs there, and
-               each of its parts has its own precision; set in ``autocast.py``
+               each of its parts has its own precision
     """
 
-    wide_part: str | None = None
-
-    def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
+    def __init__(self, function: Callable[P, Any], *, wide_part: str | None = None, **facts: Any) -> None:
         super().__init__(function, **facts)
+        self.wide_part = wide_part
         self.definition: Callable[..., Any] = function
         self.kernel: Callable[..., Any] | None = None
         self.gpu: GpuPair | None = None

@@ -43,6 +43,7 @@ class Operation(Generic[P]):
     samples       calls to try; elementwise operations get theirs from ``domain``
     domain        the interval of random inputs; ``kinks`` are points of it to keep away from
     part_of       the public operation that this one is a part of, which texts for the user then name
+    flops         how much it computes, for ``profile``: a function of the arguments and of ``out``, by name
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Operation(Generic[P]):
         domain: tuple[float, float] = (-2.0, 2.0),
         kinks: Sequence[float] = (),
         part_of: str | None = None,
+        flops: Callable[..., Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function: Callable[..., Any] = function
@@ -65,6 +67,7 @@ class Operation(Generic[P]):
             name: CHECKS[str(p.annotation)] for name, p in self.parameters.items() if str(p.annotation) in CHECKS
         }
         self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
+        self.flops = flops
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"

@@ -1,4 +1,4 @@
-"""``detect_anomaly``: which operation made the first NaN or infinity, forward or backward, and where it was called."""
+"""``detect_anomaly`` finds the operation that made the first NaN or infinity, and the line that called it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from minigrad.instruments.observe import (
 
 
 class _Count(NamedTuple):
-    """How many NaN and infinities there are among so many numbers."""
+    """The counts of NaN, of infinities and of all numbers."""
 
     nan: int = 0
     infinite: int = 0
@@ -44,11 +44,11 @@ class _Count(NamedTuple):
         return self.nan + self.infinite
 
     def is_fault(self, before: _Count) -> bool:
-        """Whether to stop here, at results like these of inputs like those: NaN always, infinities of finite ones."""
+        """Whether an operation is at fault for such results: for NaN always, for infinities of finite inputs."""
         return self.nan > 0 or self.infinite > before.bad == 0
 
     def as_input(self) -> str:
-        """What to say of inputs like these, none of them NaN."""
+        """How a message describes such inputs, none of which is NaN."""
         return "into which infinite numbers went" if self.bad else "into which finite numbers went"
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ def _sum(counts: Iterable[_Count]) -> _Count:
 
 
 class _Call(NamedTuple):
-    """A forward call, as far as it is needed to tell of it later."""
+    """What a message says of a forward call."""
 
     operation: str
     arguments: tuple[tuple[Any, ...], ...]  # of an array: name, dtype, shape, own name; of a number: name, value
@@ -100,7 +100,7 @@ class _Call(NamedTuple):
 
 
 def _facts(primitive: Any, arguments: Sequence[Any], node: Node | None) -> tuple[tuple[Any, ...], ...]:
-    """What a :class:`_Call` keeps of its arguments; of a leaf with a name that too."""
+    """The arrays among the arguments by dtype and shape, with the names of leaves; then the numbers."""
     named = arguments_by_name(primitive, arguments).items()
     edges = zip(node.plan.wrt, node.parents, strict=True) if node is not None else ()
     names = {argument_name(primitive, i): repr(edge.name) for i, edge in edges if getattr(edge, "name", None)}
@@ -114,7 +114,7 @@ _RUN_RULES = {Primitive.run_rules.__code__, Fused.run_rules.__code__}
 
 
 def _differentiated() -> str:
-    """The operation whose derivative is being computed by the code that runs now; "" outside of derivatives."""
+    """The operation whose derivative is being computed now; "" outside of derivatives."""
     name = ""
     for frame in frames(sys._getframe(1)):
         if frame.f_code in _RUN_RULES:
@@ -125,15 +125,15 @@ def _differentiated() -> str:
 class detect_anomaly(Instrument):
     """Stop at the first operation that makes a NaN or an infinity, forward or backward, and say where it was called.
 
-    At fault is the first operation whose inputs, constants included, are all finite and whose result is not; in the
-    backward pass the first whose incoming gradient and residuals are finite and one of whose gradients is not. So the
-    -∞ of a mask is no fault, nor are infinities that come of it. A NaN always is: where it comes of infinities (∞ - ∞,
-    0 · ∞), and where it came in with a weight or with data; then it is that argument which is named. Behind a loss that
-    ``GradScaler`` scaled, gradients in half precision may overflow: that, and what comes of it, is left to it. The
-    NonFiniteError tells the operation, its shapes and dtypes, and the line of the forward call.
+    Forward, an operation is at fault if its inputs are finite, constants included, and its result is not. Backward, it
+    is at fault if its incoming gradient and its residuals are finite and one of its gradients is not. So the -∞ of a
+    mask is no fault, nor are the infinities that follow from it. A NaN always is one, even one that infinities made. If
+    a weight or data brought it in, the error names that argument. Half-precision gradients of a loss that
+    ``GradScaler`` scaled may overflow, since the scaler handles that. The NonFiniteError gives the operation, its
+    shapes and dtypes, and the line of the forward call.
 
-    NumPy's warnings of overflow and invalid values are silent inside. Every number is looked at: expect each operation
-    on small arrays to take several times as long, on large ones one pass over memory more.
+    NumPy's warnings of overflow and invalid values are off inside. Every number is checked: an operation on small
+    arrays takes several times as long, one on large arrays a pass over memory longer.
 
     >>> import minigrad as mg
     >>> x = mg.Tensor([0.0, 4.0], requires_grad=True)
@@ -160,7 +160,7 @@ class detect_anomaly(Instrument):
         super().__exit__()
 
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
-        """Judge a result, and leave on its node where the call came from."""
+        """Check a result, and note on its node where the call came from."""
         node, found = node_of(result), _count(out)
         fault = found.bad and found.is_fault(_count(arguments))
         if node is None and not fault:
@@ -169,15 +169,15 @@ class detect_anomaly(Instrument):
         call = _Call(primitive.label, _facts(primitive, arguments, node), *calling_lines(), inside)
         if node is not None:
             notes(node)["call"] = call
-        if fault and not inside:  # a derivative is judged by the gradients that come out of it
+        if fault and not inside:  # a derivative is checked by the gradients that come out of it
             into = {f"argument {name!r}": value for name, value in arguments_by_name(primitive, arguments).items()}
             hint = "look at the numbers that went in; clip or shift them, or compute in a stable form"
             raise _error(f"a finite result of {primitive.label!r}", into, f"{found} in the result", str(call), hint)
 
     def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
-        """Judge the gradients that a node sends to its parents, as they will arrive there."""
+        """Check the gradients that a node sends to its parents, as they will arrive there."""
         pairs = zip(gradients, node.parents, strict=True)
-        found = [_Count() if _is_left(edge) else _count(_fitted(gradient, edge)) for gradient, edge in pairs]
+        found = [_Count() if _may_overflow(edge) else _count(_arriving(gradient, edge)) for gradient, edge in pairs]
         total = _sum(found)
         if not total.bad or not total.is_fault(_count([g, *node.residuals])) or _differentiated():
             return
@@ -196,7 +196,7 @@ class detect_anomaly(Instrument):
 
 
 def _error(expected: str, into: dict[str, Any], found: str, call: str, hint: str) -> NonFiniteError:
-    """The error for what was ``found`` in a result; where NaN came in already, it tells of that."""
+    """The error for what was ``found`` in a result. If an input had NaN already, the error names that input."""
     for name, value in into.items():
         count = _count(value)
         if count.nan:
@@ -205,13 +205,13 @@ def _error(expected: str, into: dict[str, Any], found: str, call: str, hint: str
     return NonFiniteError(f"{expected}, {_count(list(into.values())).as_input()}", f"{found} of {call}", hint)
 
 
-def _is_left(edge: Any) -> bool:
-    """Whether the gradient of ``edge`` may overflow, which is left to GradScaler."""
+def _may_overflow(edge: Any) -> bool:
+    """Whether the gradient of ``edge`` may overflow, since GradScaler handles that."""
     return mode.scaled and type(edge.dtype) is not tuple and is_half(edge.dtype)
 
 
-def _fitted(gradient: Any, edge: Any) -> Any:
-    """A rule's gradient as it will arrive at ``edge``: broadcasting undone and cast, which can overflow too."""
+def _arriving(gradient: Any, edge: Any) -> Any:
+    """A rule's gradient as it arrives at ``edge``: summed over broadcast axes and cast, which can overflow too."""
     gradient = array_of(gradient)
     if not is_array(gradient):
         return gradient

@@ -1,20 +1,20 @@
 """``draw``: the graph behind a tensor as a picture, with shapes, values and gradients, whole or folded into modules.
 
-The graph knows of no modules. They are read off the names of the parameters: an operation that uses
-``layers.0.attn.q_proj.weight`` belongs to ``layers.0.attn.q_proj``, one that uses several to the innermost module that
-holds most of them, and one without a parameter to the innermost module that holds both the last operation before it and
-the first after it that have one, since modules run one after another.
+A graph knows nothing of modules. ``fold`` reads them off the names of the parameters: an operation that uses most of
+its parameters from ``layers.0`` belongs to ``layers.0``. One without a parameter belongs to the module that ran both
+before and after it, since modules run one after another.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,84 +111,52 @@ def _leaf_gradients(nodes: Iterable[Node]) -> dict[Any, Any]:
 # ---- which module a node belongs to ---------------------------------------------------------------------------------
 
 
-def _module_of(leaf: Any) -> str:
-    """``layers.0.attn.q_proj`` for the parameter ``layers.0.attn.q_proj.weight``; "" for what has no such name."""
-    return (leaf.name or "").rpartition(".")[0] if isinstance(leaf, Tensor) else ""
+def _module_of(edge: Any, depth: int) -> str:
+    """The first ``depth`` names of a parameter's modules, numbers counted with the name before them; "" for the rest.
+
+    ``layers.0.attn.q_proj.weight`` is of ``layers.0`` at depth 1 and of ``layers.0.attn`` at depth 2.
+    """
+    found = re.match(rf"([^.]+(\.\d+)*\.){{0,{depth}}}", (edge.name or "") if isinstance(edge, Tensor) else "")
+    return found[0][:-1] if found else ""
 
 
-def _common(a: str, b: str) -> str:
-    """The innermost module that holds both."""
-    shared = takewhile(lambda pair: pair[0] == pair[1], zip(a.split("."), b.split("."), strict=False))
-    return ".".join(name for name, _ in shared)
-
-
-def _majority(paths: Sequence[str]) -> str:
-    """The innermost module that holds more than half of the paths: that of a norm within a product has no say."""
-    prefixes = Counter(".".join(names[:n]) for names in (p.split(".") for p in paths) for n in range(1, len(names) + 1))
-    return max((p for p, count in prefixes.items() if 2 * count > len(paths)), key=len, default="")
-
-
-def _unit(path: str, depth: int) -> str:
-    """The module to fold into: the first ``depth`` names of the path, a number counted with the name before it."""
-    unit: list[str] = []
-    for part in path.split("."):
-        if unit and not part.isdigit():
-            depth -= 1
-        if depth > 0:
-            unit.append(part)
-    return ".".join(unit)
-
-
-def _modules(nodes: Sequence[Node]) -> list[str]:
-    """For each node the path of the innermost module that it belongs to, as far as names tell."""
-    paths = _own_modules(nodes)
-    following = list(paths)
-    for k in range(len(nodes) - 2, -1, -1):
-        following[k] = paths[k] or following[k + 1]
-    before = ""
-    for k, path in enumerate(paths):
-        paths[k] = path or _common(before, following[k])
-        before = path or before
-    return paths
-
-
-def _own_modules(nodes: Sequence[Node]) -> list[str]:
-    """The modules of the nodes that use a parameter, or a view or cast of one; "" for the others."""
-    casts: dict[Any, str] = {}
-    paths = []
+def _modules(nodes: Sequence[Node], depth: int) -> list[str]:
+    """The module of each node, "" where none is."""
+    modules: list[str] = []
+    passed: dict[Any, str] = {}  # views and casts of parameters
     for node in nodes:
-        used = [path for edge in node.parents or () if (path := casts.get(edge) or _module_of(edge))]
-        path = _majority(used)
+        used = [m for edge in node.parents or () if (m := passed.get(edge) or _module_of(edge, depth))]
+        most, count = Counter(used).most_common(1)[0] if used else ("", 1)
+        modules.append(most if 2 * count > len(used) else "")  # the weight of a norm within a product has no say
         if node.primitive.view or node.primitive.name == "astype":
-            casts[node] = path
-        paths.append(path)
-    return paths
+            passed[node] = modules[-1]
+
+    def nearest(last: str, own: str) -> str:
+        return own or last
+
+    before, after = accumulate(modules, nearest), [*accumulate(reversed(modules), nearest)][::-1]
+    return [a if a == b else "" for a, b in zip(before, after, strict=True)]
 
 
-@dataclass
-class _Group:
-    """Nodes that share a box: those of one run of a module, or a single one (``unit`` is "")."""
+class _Group(NamedTuple):
+    """Nodes that share a box: those of one run of a module, or a single one, whose ``module`` is ""."""
 
-    unit: str
+    module: str
     nodes: list[Node]
 
 
 def _grouped(nodes: Sequence[Node], depth: int) -> list[_Group]:
     """The nodes in the boxes that they go to, in the order of the computation; depth 0 folds nothing."""
-    leaves = {edge for node in nodes for edge in node.parents or () if isinstance(edge, Tensor)}
-    units = {_unit(_module_of(leaf), depth) for leaf in leaves} - {""} if depth else set()
-    paths = _modules(nodes) if depth else [""] * len(nodes)
     groups: list[_Group] = []
     home: dict[Any, _Group] = {}
-    for node, path in zip(nodes, paths, strict=True):
-        unit = _unit(path, depth)
+    for node, module in zip(nodes, _modules(nodes, depth), strict=True):
         sources = [home[edge] for edge in node.parents or () if isinstance(edge, Node)]
-        if unit in units and groups and groups[-1].unit == unit:
+        if module and groups and groups[-1].module == module:
             group = groups[-1]
-        elif unit not in units and len(sources) > 1 and sources[0].unit and all(s is sources[0] for s in sources):
+        elif not module and len(sources) > 1 and sources[0].module and all(s is sources[0] for s in sources):
             group = sources[0]  # joins two results of one module, as a residual connection at its end does
         else:
-            group = _Group(unit if unit in units else "", [])
+            group = _Group(module, [])
             groups.append(group)
         group.nodes.append(node)
         home[node] = group
@@ -231,6 +199,10 @@ def _facts(edge: Any, graph: _Graph) -> list[str]:
     return lines
 
 
+def _leaf_box(leaf: Any, graph: _Graph) -> Box:
+    return Box((leaf.name or "leaf", *_facts(leaf, graph)), "leaf")
+
+
 def _operation_box(node: Node, graph: _Graph) -> Box:
     title = node.primitive.label
     if node.primitive.elementwise:
@@ -238,15 +210,13 @@ def _operation_box(node: Node, graph: _Graph) -> Box:
         constants = {name: a for name, a in _kept(node).items() if name in node.primitive.position and name not in wrt}
         given = [f"{name}={a}" for name, a in constants.items() if not isinstance(a, bool) and np.size(a) == 1]
         title += f"({', '.join(given)})" if given else ""
-    if node.parents is None:
-        return Box((title, "freed"), "operation")
-    return Box((title, *_facts(node, graph)), "operation")
+    return Box((title, *(_facts(node, graph) if node.parents is not None else ["freed"])), "operation")
 
 
 def _module_box(group: _Group, run: int, leaves: Collection[Any], graph: _Graph) -> Box:
     last = group.nodes[-1]
     count = sum(leaf.size for leaf in leaves)
-    lines = [group.unit + (f" ({run})" if run > 1 else "")]
+    lines = [group.module + (f" ({run})" if run > 1 else "")]
     lines.append(f"{len(group.nodes)} operation{'s'[: len(group.nodes) > 1]}, {count:,} parameters")
     lines.append(f"gives {last.dtype} {last.shape}")
     if leaves and all(leaf in graph.gradients for leaf in leaves):
@@ -254,50 +224,37 @@ def _module_box(group: _Group, run: int, leaves: Collection[Any], graph: _Graph)
     return Box(tuple(lines), "module")
 
 
-class _Layout:
-    """Boxes and arrows as they come, a group at a time: its leaves that have no box yet, then its own."""
-
-    def __init__(self, graph: _Graph, depth: int) -> None:
-        self.graph, self.depth = graph, depth
-        self.boxes: list[Box] = []
-        self.arrows: dict[tuple[int, int], str] = {}
-        self.place: dict[Any, int] = {}  # the box of a node or a leaf; what has none is in box 0, if anything
-        self.runs: dict[str, int] = {}  # of each module so far
-
-    def add(self, group: _Group) -> None:
-        edges = dict.fromkeys(edge for node in group.nodes for edge in node.parents or ())
-        inside = {e: None for e in edges if group.unit and _unit(_module_of(e), self.depth) == group.unit}
-        for leaf in edges:
-            if isinstance(leaf, Tensor) and leaf not in inside and leaf not in self.place:
-                self.put([leaf], Box((leaf.name or "leaf", *_facts(leaf, self.graph)), "leaf"))
-        self.runs[group.unit] = run = self.runs.get(group.unit, 0) + 1
-        folded = group.unit != ""
-        box = _module_box(group, run, inside, self.graph) if folded else _operation_box(group.nodes[0], self.graph)
-        here = self.put(group.nodes, box)
-        for edge in edges:
-            source = self.place.get(edge, 0)
-            if edge not in inside and source != here:
-                self.arrows[source, here] = str(edge.shape) if self.boxes[source].kind == "module" else ""
-
-    def put(self, edges: Iterable[Any], box: Box) -> int:
-        """A new box, the place of these; its number."""
-        self.boxes.append(box)
-        self.place |= dict.fromkeys(edges, len(self.boxes) - 1)
-        return len(self.boxes) - 1
-
-
 def _laid_out(graph: _Graph, depth: int, max_nodes: int) -> Drawing:
-    """The last ``max_nodes`` boxes with their leaves, and one that stands for all that was left out."""
+    """The last ``max_nodes`` boxes with their leaves, and one in front that stands for all that is left out."""
+    boxes: list[Box] = []
+    place: dict[Any, int] = {}  # the box of a node or a leaf; what has none is in box 0, that of what is left out
+    arrows: dict[tuple[int, int], str] = {}
+    runs: Counter[str] = Counter()
+
+    def put(edges: Iterable[Any], box: Box) -> None:
+        place.update(dict.fromkeys(edges, len(boxes)))
+        boxes.append(box)
+
     groups = _grouped(graph.nodes, depth)
-    layout = _Layout(graph, depth)
-    left_out = sum(len(group.nodes) for group in groups[:-max_nodes])
-    if left_out:
-        layout.put((), Box((f"{left_out:,} more operations", f"max_nodes={max_nodes}"), "more"))
+    if left_out := sum(len(group.nodes) for group in groups[:-max_nodes]):
+        put((), Box((f"{left_out:,} more operations", f"max_nodes={max_nodes}"), "more"))
     for group in groups[-max_nodes:]:
-        layout.add(group)
+        edges = dict.fromkeys(edge for node in group.nodes for edge in node.parents or ())
+        inside = {edge: None for edge in edges if group.module and _module_of(edge, depth) == group.module}
+        for leaf in edges:
+            if isinstance(leaf, Tensor) and leaf not in inside and leaf not in place:
+                put([leaf], _leaf_box(leaf, graph))
+        runs[group.module] += 1
+        folded = _module_box(group, runs[group.module], inside, graph) if group.module else None
+        put(group.nodes, folded or _operation_box(group.nodes[0], graph))
+        here = len(boxes) - 1
+        for edge in edges:
+            source = place.get(edge, 0)
+            if edge not in inside and source != here:
+                arrows[source, here] = str(edge.shape) if boxes[source].kind == "module" else ""
     if not groups:
-        layout.put((), Box((graph.root.name or "leaf", *_facts(graph.root, graph)), "leaf"))
-    return Drawing(tuple(layout.boxes), tuple((*pair, label) for pair, label in layout.arrows.items()))
+        put((), _leaf_box(graph.root, graph))
+    return Drawing(tuple(boxes), tuple((*pair, label) for pair, label in arrows.items()))
 
 
 # ---- the picture ----------------------------------------------------------------------------------------------------
@@ -309,14 +266,14 @@ _STYLES = {
     "more": 'style="dashed"',
 }
 _LAID_OUT = {".svg", ".png", ".pdf"}  # by Graphviz
-_TEXTS = {".dot": "dot", ".gv": "dot", ".mmd": "mermaid", ".mermaid": "mermaid", ".txt": "text"}
+_TEXTS = {".dot": "dot", ".gv": "dot", ".txt": "text"}
 
 
 @dataclass(frozen=True)
 class Drawing:
     """A graph as boxes and arrows ``(from, to, label)`` between their numbers; the last box is the result.
 
-    ``dot`` and ``mermaid`` are it as text, ``svg()`` and ``save(path)`` as a picture; a notebook shows it by itself.
+    ``text`` and ``dot`` write it down, ``svg()`` and ``save(path)`` draw it. A notebook shows it by itself.
     """
 
     boxes: tuple[Box, ...]
@@ -343,31 +300,19 @@ class Drawing:
             lines.append(f"  b{source} -> b{target}" + (f' [label="{label}"]' if label else ""))
         return "\n".join([*lines, "}"]) + "\n"
 
-    @property
-    def mermaid(self) -> str:
-        """The graph in Mermaid's language, which GitHub and notebooks show inside of Markdown."""
-        shapes = {"leaf": ("([", "])"), "module": ("[[", "]]"), "operation": ("[", "]"), "more": ("[", "]")}
-        lines = ["flowchart TD"]
-        for k, box in enumerate(self.boxes):
-            opening, closing = shapes[box.kind]
-            lines.append(f'  b{k}{opening}"{_mermaid_text(box.lines)}"{closing}')
-        for source, target, label in self.arrows:
-            lines.append(f"  b{source} -->" + (f'|"{label}"|' if label else "") + f" b{target}")
-        return "\n".join(lines) + "\n"
-
     def svg(self) -> str:
         """The picture, laid out by Graphviz; an error where its program ``dot`` is not installed."""
         return _graphviz(self.dot, "svg").decode()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file of the kind its suffix says: svg, png, pdf (by Graphviz), dot, gv, mmd, mermaid, txt."""
+        """Write it to a file of the kind its suffix says: svg, png, pdf (by Graphviz), dot, gv, txt."""
         suffix = Path(checked_path(path, example="graph.svg")).suffix.lower()
         if suffix in _LAID_OUT:
             Path(path).write_bytes(_graphviz(self.dot, suffix[1:]))
         elif suffix in _TEXTS:
             Path(path).write_text(getattr(self, _TEXTS[suffix]), encoding="utf-8")
         else:
-            got, hint = str(path), "graph.mmd needs no Graphviz"
+            got, hint = str(path), "graph.txt needs no Graphviz"
             raise ArgumentError(f"a file name that ends in {' '.join(sorted(_LAID_OUT | set(_TEXTS)))}", got, hint)
 
     def _repr_svg_(self) -> str | None:
@@ -384,15 +329,10 @@ def _dot_text(lines: Iterable[str]) -> str:
     return "\\n".join(quoted)
 
 
-def _mermaid_text(lines: Iterable[str]) -> str:
-    quoted = (line.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;") for line in lines)
-    return "<br>".join(quoted)
-
-
 def _graphviz(dot: str, kind: str) -> bytes:
     program = shutil.which("dot")
     if program is None:
-        hint = "install it (apt install graphviz, brew install graphviz), or use .dot, .mermaid or .text"
+        hint = "install it (apt install graphviz, brew install graphviz), or use .dot or .text"
         raise MiniGradError("Graphviz, whose program 'dot' lays out pictures", "no 'dot' on the PATH", hint)
     return subprocess.run([program, f"-T{kind}"], input=dot.encode(), stdout=subprocess.PIPE, check=True).stdout
 

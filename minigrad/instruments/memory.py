@@ -1,8 +1,8 @@
-"""``memory_summary`` and ``track_memory``: what a graph holds for its derivatives, now and at most.
+"""``memory_summary`` and ``track_memory``: the bytes that a graph holds for its derivatives, now and at the peak.
 
-A node holds its residuals. Several nodes may hold one array, or views of it; memory is counted by the array that owns
-it, once, under the operation and the residual that has held it longest. What belongs to a leaf, such as a weight, would
-be there without the graph too and is kept apart.
+A node holds its residuals. Several nodes may hold one array, or views of it. Its memory is counted once, under the
+operation and the residual that have held it longest. The data of a leaf, such as a weight, would be there without the
+graph and are counted apart.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def _shown(rows: Iterable[Held], total: str) -> str:
 
 
 class _Buffer(NamedTuple):
-    """Memory that nodes hold: its size, and for each of them, in the order of time, under what name."""
+    """Memory that nodes hold: its size, and the places that hold it, the oldest first."""
 
     bytes: int
     places: list[Place]
 
 
 class _Ledger:
-    """The buffers that a changing set of nodes holds now, and what it was when it was most."""
+    """The buffers that nodes hold now, and the rows of the moment when they held most."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -57,7 +57,7 @@ class _Ledger:
         self._at_peak: list[Held] | None = None
 
     def hold(self, node: Node) -> list[tuple[int, Place]]:
-        """Count what ``node`` holds; the result is to be given to :meth:`drop` once it doesn't any more."""
+        """Count what ``node`` holds. The result goes to :meth:`drop` once the node lets go of it."""
         with self.lock:
             self.leaves.update((_key(leaf), weakref.ref(leaf)) for leaf in node.parents if isinstance(leaf, Tensor))
             keys = []
@@ -71,7 +71,7 @@ class _Ledger:
             return keys
 
     def is_leaf(self, key: int) -> bool:
-        """Whether the memory is the data of a leaf; one that died, or got other data, is not meant by its old key."""
+        """Whether this memory is the data of a leaf that is alive and has not been given other data."""
         leaf = self.leaves[key]() if key in self.leaves else None
         return leaf is not None and _key(leaf) == key
 
@@ -82,7 +82,7 @@ class _Ledger:
         self.buffers[id(base)].places.append(place)
 
     def drop(self, keys: list[tuple[int, Place]]) -> None:
-        """A node let go of these."""
+        """Take off what a node let go of."""
         with self.lock:
             if self.current == self.peak and self._at_peak is None:
                 self._at_peak = self.rows()
@@ -115,7 +115,7 @@ def _leaves(edges: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Hold:
-    """Lies on a node and ends with it, or with its release; then the ledger learns that the memory is free."""
+    """Lies on a node and dies with it, or when it is released. Then the ledger learns that the memory is free."""
 
     __slots__ = ("keys", "ledger")
 
@@ -152,8 +152,8 @@ class MemorySummary(NamedTuple):
 def memory_summary(results: Any) -> MemorySummary:
     """What the graph of ``results``, a Tensor or a list, tuple or dict of them, holds, by operation and residual.
 
-    Each array is counted once, by the memory under it, whoever else may hold it; the data of leaves are not in the
-    rows. A graph that was freed by a backward pass holds nothing. Sizes are in bytes, 1 kB = 1000 B.
+    Each array is counted once, by the memory under it, even if others hold it too. The rows leave out the data of
+    leaves. A graph that a backward pass has freed holds nothing. Sizes are in bytes, 1 kB = 1000 B.
 
     >>> import minigrad as mg
     >>> x = mg.Tensor([1.0, 2.0], requires_grad=True)
@@ -191,11 +191,11 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 class track_memory(Instrument):
-    """Follow what graphs hold while they are recorded inside of a ``with`` block, freed and dropped.
+    """Follow what graphs hold while they are recorded, freed and dropped inside of a ``with`` block.
 
-    ``current`` is what the nodes recorded inside hold now, ``peak`` the most they ever held, in bytes, ``history`` that
-    number after each operation and each node of a backward pass. Printed, it is the table of the moment of the peak.
-    Exact for what nodes hold; the arrays that a computation uses and drops on its way are not in it, nor are gradients.
+    ``current`` is the number of bytes that nodes hold now, ``peak`` the largest so far. ``history`` has the number
+    after each operation and each node of a backward pass. Printed, it is the table of the peak. The numbers are exact
+    for what nodes hold. They leave out gradients, and arrays that a computation makes and drops on its way.
 
     >>> import minigrad as mg
     >>> x = mg.Tensor([1.0, 2.0], requires_grad=True)
@@ -232,7 +232,7 @@ class track_memory(Instrument):
         self.history.append(self.current)
 
     def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
-        """The node is about to be freed; the ledger hears of that by itself."""
+        """Note the number. The ledger learns by itself that the node is freed."""
         self.history.append(self.current)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """What the instruments share: observers outside the engine, at work inside of a ``with`` block.
 
-The engine tells every observer of each operation and of each node of a backward pass (``core.Observer``). What an
-instrument has to remember of a node it writes on the node's ``note``, so that it dies with the graph.
+The engine notifies every observer of each operation and of each node of a backward pass (``core.Observer``). An
+instrument writes what it must remember of a node into the node's ``note``, which dies with the graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Kind = TypeVar("Kind", bound="Instrument")
 
 
 class Instrument(Observer):
-    """An observer that is at work inside of ``with instrument:``."""
+    """An observer that works inside of ``with instrument:``."""
 
     def __enter__(self: Kind) -> Kind:
         if self in core.observers:

@@ -1,16 +1,17 @@
 """``profile``: how often each operation runs, how long it takes, and how much it reads, writes and computes.
 
-Operations can run within others: those of a definition, of a checkpoint that is computed once more, of a derivative
-that is recorded itself. Times are given with and without them; only the latter, an operation's own, add up.
+Operations can run within others: in a definition, in a checkpoint that is computed again, in a derivative that is
+recorded. A row gives the time with them, and the operation's own time without them. Only own times add up.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ from minigrad.backend import device_of
 from minigrad.engine import core
 from minigrad.engine.core import Node
 from minigrad.engine.fused import Fused
+from minigrad.errors import CallError
 from minigrad.instruments.observe import (
     Instrument,
-    arguments_by_name,
+    argument_name,
     arrays_in,
     base_of,
     node_of,
@@ -34,98 +36,38 @@ from minigrad.tensor import Tensor
 
 # ---- how much an operation computes ---------------------------------------------------------------------------------
 
-Work = tuple[float, float]  # floating-point operations of the forward and of the backward call
-Formula = Callable[[dict[str, Any], Any, frozenset[str]], Work]
-FLOPS: dict[str, Formula] = {}
-"""For an operation's name, its work as a function of (arguments by name, result, arguments that need a gradient)."""
-
-
-def _counts(function: Formula) -> Formula:
-    FLOPS[function.__name__] = function
-    return function
-
-
-@_counts
-def matmul(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
-    """2 for each product that is summed; the same for each of the two gradients."""
-    n = 2.0 * out.size * arguments["x"].shape[-1]
-    return n, n * len(needs)
-
-
-@_counts
-def linear(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
-    """That of its matrix product, and one addition for each result where there is a bias."""
-    n = 2.0 * out.size * arguments["x"].shape[-1]
-    bias = 0 if arguments["bias"] is None else out.size
-    return n + bias, n * len(needs & {"x", "weight"}) + bias * ("bias" in needs)
-
-
-@_counts
-def qkv_projection(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
-    """A product for each weight; then one for its gradient, and one for what it sends back to the rows."""
-    products = {name: 2.0 * arguments["x"].size * len(arguments[name]) for name in ("wq", "wk", "wv")}
-    rows = bool(needs & {"x", "gain"})
-    return sum(products.values()), sum(n * ((name in needs) + rows) for name, n in products.items())
-
-
-@_counts
-def swiglu_ffn(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
-    """Three products; then two for the gradients of each, where they are needed, and two that are done again."""
-    wide, narrow = 2.0 * arguments["x"].size * len(arguments["w1"]), 2.0 * out.size * len(arguments["w1"])
-    rows, units = bool(needs & {"x", "gain"}), bool(needs & {"x", "gain", "w1", "w3"})
-    again = 2 * wide if arguments["recompute"] else 0
-    back = again + wide * (("w1" in needs) + ("w3" in needs) + 2 * rows) + narrow * (("w2" in needs) + units)
-    return 2 * wide + narrow, back
-
-
-@_counts
-def einsum_explicit(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
-    """A product of all operands, summed, for each combination of subscripts; the same for each gradient."""
-    terms = arguments["subscripts"].split("->")[0].split(",")
-    operands = [a for name, a in arguments.items() if name.startswith("operands[")]
-    sizes: dict[str, int] = {}
-    for term, operand in zip(terms, operands, strict=True):
-        sizes |= dict(zip(term, operand.shape, strict=True))
-    n = float(len(operands) * np.prod(list(sizes.values()), dtype=float))
-    return n, n * len(needs)
-
-
-@_counts
-def attention(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
-    """For each pair of query and key that is allowed: two matrix products forward; five backward, where all gradients
-    are needed, of which the first makes the scores once more. Masks that are arrays are counted as if all were True.
-    """
-    queries, d = arguments["q"].shape[-2:]
-    keys, d_v = arguments["v"].shape[-2:]
-    window = arguments["window"]
-    left = keys + queries if window is None else window - 1
-    right = 0 if arguments["is_causal"] else left
-    i = np.arange(queries)
-    seen = np.minimum(i + right, keys - 1) - np.maximum(i - left, 0) + 1
-    pairs = float(np.maximum(seen, 0).sum()) * (out.size // max(queries * d_v, 1))
-    scores = needs & {"q", "k"}
-    back = (d + d_v * ("v" in needs) + d_v * bool(scores) + d * len(scores)) if needs else 0
-    return 2 * pairs * (d + d_v), 2 * pairs * back
-
-
-@_counts
-def linear_cross_entropy(arguments: dict[str, Any], out: Any, needs: frozenset[str]) -> Work:
-    """The logits and both gradients are a matrix product each, all made in the forward call of a reduced loss."""
-    n = 2.0 * arguments["x"].size * len(arguments["weight"])
-    gradients = n * len(needs)
-    return (n, n + gradients if needs else 0) if arguments["reduction"] == "none" else (n + gradients, 0)
-
 
 def _work(primitive: Any, arguments: list[Any], out: Any, node: Node | None) -> tuple[float | None, float | None]:
-    """The forward and the backward FLOP of a call; None where nothing is known of the operation."""
-    named = arguments_by_name(primitive, arguments)
-    names = list(named)
-    needs = frozenset(names[i] for i in node.plan.wrt) if node is not None else frozenset()
-    if primitive.name in FLOPS:
-        return FLOPS[primitive.name](named, out, needs)
-    if primitive.elementwise and type(out) is not tuple:
-        return out.size, out.size * len(needs)
-    return None, None
+    """The forward and the backward FLOP of a call; None where nothing is known of the operation.
+
+    An operation may give a formula, ``flops``. Without one a view computes nothing, an elementwise operation 1 for each
+    element of its result, and a reduction (an operation with ``keepdims``) 1 for each element that it reads.
+    """
+    wrt = node.plan.wrt if node is not None else ()
+    flops: Any = None
+    if primitive.flops is not None:
+        flops = _by_formula(primitive, arguments, out, frozenset(argument_name(primitive, i) for i in wrt))
+    elif primitive.view:
+        flops = 0
+    elif primitive.elementwise and type(out) is not tuple:
+        flops = out.size
+    elif "keepdims" in primitive.position:
+        flops = np.size(arguments[0])
+    if flops is None:
+        return None, None
+    return flops if isinstance(flops, tuple) else (flops, flops * len(wrt))
+
+
+def _by_formula(primitive: Any, arguments: list[Any], out: Any, wrt: frozenset[str]) -> Any:
+    """What ``flops`` of an operation returns, given those of the arguments, ``out`` and ``wrt`` that it names."""
+    listed = len(arguments) - len(primitive.position) + 1
+    values = [arguments[:listed], *arguments[listed:]] if primitive.sequence else arguments
+    known = dict(zip(primitive.position, values, strict=True)) | {"out": out, "wrt": wrt}
+    names = list(inspect.signature(primitive.flops).parameters)
+    if not set(names) <= set(known):
+        expected = f"flops of {primitive.name!r} with parameters among {list(known)}"
+        raise CallError(expected, f"{names}", "wrt is the set of the names of arguments whose gradients are wanted")
+    return primitive.flops(*map(known.get, names))
 
 
 # ---- how much it moves ----------------------------------------------------------------------------------------------
@@ -140,8 +82,8 @@ def _moved(read: Sequence[Any], written: Any) -> int:
     return sum(min(array.nbytes, base_of(array).nbytes) for array in (*sources, *results))
 
 
-def _wait(arrays: Any) -> None:
-    """Let a GPU end its work, so that the time of an operation is not that of handing it over."""
+def _synchronize(arrays: Any) -> None:
+    """Wait for a GPU, so that the time of an operation is that of its kernels and not of their launch."""
     for array in arrays_in(arrays):
         if device_of(array) != "cpu":
             array.device.synchronize()
@@ -185,18 +127,22 @@ class Row(NamedTuple):
 class profile(Instrument):
     """Measure every operation, forward and backward, that runs inside of a ``with`` block.
 
-    ``str()`` gives a table, one row for each operation and phase, the longest first; ``rows`` its numbers; ``events``
-    every single call; ``save_trace(path)`` a file that Perfetto (ui.perfetto.dev) and chrome://tracing show. bytes are
-    those of the arrays read and written; FLOP are counted for matrix products, attention and elementwise operations
-    (1 an element), and for others by a formula in ``FLOPS`` of this module. FLOP/s is over an operation's own time.
-    A fused operation without a kernel for its arguments is marked ``(definition)``. A GPU is waited for after each.
+    ``str()`` gives a table, one row for each operation and phase, the longest first. ``rows`` has its numbers,
+    ``events`` every single call. ``save_trace(path)`` writes a file for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+    bytes   of the arrays that are read and written
+    FLOP    by the formula of the operation, ``flops``; without one 1 for each element of an elementwise operation or a
+            reduction, 0 for a view, and nothing for the rest
+    FLOP/s  over an operation's own time
+
+    A fused operation without a kernel for its arguments is marked ``(definition)``. Each call on a GPU is waited for.
 
     >>> import minigrad as mg
     >>> w = mg.Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     >>> with profile() as p:
     ...     mg.tanh(w @ w).sum().backward()
     >>> print([(row.calls, row.flop) for row in p.rows if row.label == "matmul backward"])
-    [(1, 32.0)]
+    [(1, 32)]
     """
 
     def __init__(self) -> None:
@@ -215,7 +161,7 @@ class profile(Instrument):
 
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """Note a call, and on its node what its derivative will compute."""
-        _wait(out)
+        _synchronize(out)
         seconds = time.perf_counter() - started
         node = node_of(result)
         flop, later = _work(primitive, arguments, out, node)
@@ -226,12 +172,13 @@ class profile(Instrument):
 
     def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
         """Note the call of a derivative."""
-        _wait(gradients)
+        _synchronize(gradients)
         seconds = time.perf_counter() - started
         recorded = any(isinstance(gradient, Tensor) for gradient in gradients)
         definition = recorded and isinstance(node.primitive, Fused)
         moved = _moved([g, *node.residuals], gradients)
-        flop = (node.note or {}).get("flop") if moved and not definition else None
+        flop = None if definition else (node.note or {}).get("flop")
+        flop = flop and flop * (moved > 0)  # a gradient that is passed on as it came costs nothing
         self._add(Event(node.primitive.label, "backward", definition, started, seconds, moved, flop, _shapes([g])))
 
     def definition(self, primitive: Any, started: float) -> None:
@@ -307,7 +254,7 @@ def _own_times(events: Sequence[Event]) -> list[float]:
 
 
 def _cells(row: Row, total: float) -> tuple[str, ...]:
-    work = ("", "") if row.flop is None else (scaled(row.flop, ""), scaled(row.flop / max(row.own, 1e-9), "FLOP/s"))
+    work = ("", "") if not row.flop else (scaled(row.flop, ""), scaled(row.flop / max(row.own, 1e-9), "FLOP/s"))
     share = f"{row.own / max(total, 1e-9):.1%}"
     times = scaled(row.seconds, "s"), scaled(row.own, "s")
     return row.label, str(row.calls), *times, share, scaled(row.bytes, "B"), *work

@@ -47,7 +47,7 @@ _products = [
 ]
 
 
-@primitive(samples=_products)
+@primitive(precision="low", samples=_products, flops=lambda x, out: 2 * out.size * x.shape[-1])
 def matmul(x: Array, y: Array) -> Array:
     """Matrix product ``x @ y`` over the last two axes, the others broadcast; 1-D arrays are a row and a column.
 
@@ -188,10 +188,19 @@ def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
 # ---- einsum ---------------------------------------------------------------------------------------------------------
 
 
+def _einsum_flops(operands: Sequence[Array], subscripts: str) -> float:
+    """A product of all operands, summed, for each combination of subscripts."""
+    terms = subscripts.split("->")[0].split(",")
+    sizes = {c: n for term, a in zip(terms, operands, strict=True) for c, n in zip(term, a.shape, strict=True)}
+    return float(len(operands) * math.prod(sizes.values()))
+
+
 @primitive(
     part_of="einsum",
     sequence=True,
+    precision="low",
     samples=[sample([(2, 3), (3, 2)], "ij,jk->ki"), sample([(2, 2, 3), (3,)], "iij,k->ji")],
+    flops=_einsum_flops,
 )
 def einsum_explicit(operands: Sequence[Array], subscripts: str) -> Array:
     """``einsum`` with every subscript spelled out, an output, and no ellipsis."""

@@ -1,13 +1,18 @@
-"""Files that several threads write at once."""
+"""Files and folders appear whole: with several threads, after errors and kills, through links."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import minigrad as mg
+from minigrad.serialize import atomic_write, write_whole
 
 
 def test_threads_that_save_to_one_path_do_not_meet(tmp_path: Path) -> None:
@@ -28,3 +33,74 @@ def test_threads_that_save_to_one_path_do_not_meet(tmp_path: Path) -> None:
     assert not errors
     assert len(set(mg.load(tmp_path / "a.safetensors")["x"].tolist())) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def fill(temporary: Path, folder: bool) -> None:
+    if folder:
+        (temporary / "sub").mkdir()
+        (temporary / "sub" / "a").write_text("new")
+    else:
+        temporary.write_text("new")
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_is_written_appears_at_once_and_not_after_an_error(tmp_path: Path, folder: bool) -> None:
+    path = tmp_path / "made"
+    with pytest.raises(ZeroDivisionError), atomic_write(path, folder) as temporary:
+        fill(temporary, folder)
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with atomic_write(path, folder) as temporary:
+        fill(temporary, folder)
+        assert not path.exists()
+    assert list(tmp_path.iterdir()) == [path]
+    assert (path / "sub" / "a" if folder else path).read_text() == "new"
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_everything_is_on_the_disk_before_it_has_its_name_and_the_name_is_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool
+) -> None:
+    flushed: list[tuple[str, bool]] = []
+
+    def fsync(descriptor: int) -> None:
+        flushed.append((os.readlink(f"/proc/self/fd/{descriptor}"), (tmp_path / "made").exists()))
+
+    if not sys.platform.startswith("linux"):
+        pytest.skip("/proc says which file a descriptor is of")
+    monkeypatch.setattr(os, "fsync", fsync)
+    with atomic_write(tmp_path / "made", folder) as temporary:
+        fill(temporary, folder)
+    inside = ["", "/sub", "/sub/a"] if folder else [""]
+    assert sorted(flushed[:-1]) == [(f"{temporary}{part}", False) for part in inside]
+    assert flushed[-1] == (str(tmp_path), True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions and links of Unix")
+def test_permissions_and_links_stay(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "there").chmod(0o640)
+    (tmp_path / "link").symlink_to("there")
+    write_whole(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_bytes() == b"new"
+    assert (tmp_path / "there").stat().st_mode & 0o777 == 0o640
+
+
+def test_what_killed_writers_left_is_removed_after_an_hour(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in (".a.1.2.tmp", ".a.1.3.tmp", ".b.1.2.tmp"))
+    for left in (old, new, other):
+        left.mkdir()
+    for left in (old, other):
+        os.utime(left, (time.time() - 3700,) * 2)
+    write_whole(tmp_path / "a", b"")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.1.3.tmp", ".b.1.2.tmp", "a"]
+
+
+def test_a_missing_file_and_arguments_in_torchs_order_are_said_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere\.safetensors"):
+        mg.load(tmp_path / "nowhere.safetensors")
+    with pytest.raises(TypeError, match=r"the path comes first: save\(path, arrays\)"):
+        mg.save({"x": np.ones(1)}, tmp_path / "a.safetensors")  # type: ignore[arg-type, dict-item]
+    mg.save(tmp_path / "a.safetensors", {"x": np.ones(1)}, {"note": "é"})
+    assert mg.load_metadata(tmp_path / "a.safetensors") == {"note": "é"}

@@ -11,6 +11,8 @@ import train_lm
 from generate import load_model
 from training.checkpoint import open_checkpoint
 
+import minigrad as mg
+
 pytestmark = pytest.mark.cpu_only("programs that are given --device cpu")
 
 TINY = "--n-layer 1 --n-head 2 --n-embd 16 --d-ff 16 --block-size 8 --batch-size 2 --eval-iters 3 --sample-tokens 5"
@@ -98,3 +100,21 @@ def test_what_cannot_be_evaluated_is_one_line(
     monkeypatch.chdir(run)
     assert evaluate.main([]) == 2
     assert "no run of it in runs/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", ["ids"], indirect=True)
+def test_a_text_for_a_model_of_ids_is_one_short_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert evaluate.main([f"--checkpoint={run}", f"--data={run.with_name('text.txt')}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ids from 0 to 255" in line and "'bottles' as number 2" in line and len(line) < 200
+
+
+@pytest.mark.parametrize("run", ["byte"], indirect=True)
+def test_weights_that_are_not_finite_end_with_a_failing_status(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in run.rglob("model.safetensors"):
+        mg.save(file, {name: np.full_like(array, np.nan) for name, array in mg.load(file).items()})
+    for program, flags in ((evaluate, [f"--checkpoint={run}"]), (train_lm, [f"--resume={run}", "--eval-only"])):
+        capsys.readouterr()
+        assert program.main(flags) == 1
+        assert "expected a finite loss of the evaluation, got nan" in capsys.readouterr().err

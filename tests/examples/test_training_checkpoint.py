@@ -43,13 +43,30 @@ def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
     for step in (5, 10):
         save(tmp_path, step)
     (tmp_path / "step_00000015").mkdir()  # no meta.json: not one of ours
-    (tmp_path / (tc.PARTIAL + "step_00000020")).mkdir()
+    (tmp_path / ".step_00000020.77.88.tmp").mkdir()  # killed while it was written
+    (tmp_path / ".latest.77.88.tmp").write_text("step_0")
+    (tmp_path / ".dropped-step_00000001").mkdir()
+    (tmp_path / ".partial-thesis").mkdir()  # not one of ours
     (tmp_path / "latest").write_text("step_00000005\n")  # killed before it was rewritten
     assert tc.steps_in(tmp_path) == [5, 10]
     assert tc.open_checkpoint(tmp_path).step == 10
     assert tc.open_checkpoint(tmp_path / "step_00000005").step == 5
     tc.tidy(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", *(f"step_{n:08}" for n in (5, 10, 15))]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".partial-thesis", "latest", *(f"step_{n:08}" for n in (5, 10, 15))]
+
+
+def test_a_newer_format_is_refused_and_one_from_before_there_were_numbers_is_read(tmp_path: Path) -> None:
+    meta = save(tmp_path, 1) / "meta.json"
+    facts = json.loads(meta.read_text())
+    assert facts["format"] == 1
+    for newer in (2, "1.0"):
+        meta.write_text(json.dumps({**facts, "format": newer}))
+        with pytest.raises(MiniGradError, match=rf"of a format up to 1\n.*format {newer!r} in .*meta\.json"):
+            tc.open_checkpoint(tmp_path)
+    del facts["format"]
+    meta.write_text(json.dumps(facts))
+    np.testing.assert_equal(tc.open_checkpoint(tmp_path).load("model"), STATES["model"])
 
 
 def test_no_checkpoint_and_a_damaged_one_are_said_in_words(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from training import flags as tf
 class Config(tf.Flags):
     """Flags of a test."""
 
-    max_iters: int = tf.free_flag(10, tf.whole(0), "updates")
+    max_iters: int = tf.changeable_flag(10, tf.integer(0), "updates")
     learning_rate: float = tf.flag(1e-3, tf.positive, "rate, 100 % of it")
     dropout: float = tf.flag(0.0, tf.fraction, "dropout")
     data: tuple[str, ...] | None = tf.flag(None, tf.path, "files", many=True)
@@ -41,6 +41,7 @@ def problems(line: str) -> list[str]:
         ("--max_iters=5 --learning_rate 2e-4", {"max_iters": 5, "learning_rate": 2e-4}),
         ("--data a.txt b_c.txt --tie", {"data": ["a.txt", "b_c.txt"], "tie": True}),
         ("--max-iters 1 --max-iters 2", {"max_iters": 2}),
+        ("--data a b --tie --data=c d", {"data": ["c", "d"], "tie": True}),
     ],
 )
 def test_only_what_was_given_is_parsed(line: str, given: dict[str, object]) -> None:
@@ -73,8 +74,21 @@ def test_missing_and_unfit_values_name_their_flag(line: str) -> None:
     assert problem.startswith("--max-iters: ")
 
 
+def test_values_may_begin_with_a_dash_or_be_empty() -> None:
+    assert parse("--learning-rate 1 --data -x -1 --tie") == {"learning_rate": 1.0, "data": ["-x", "-1"], "tie": True}
+    assert parse("--data=") == {"data": [""]}
+
+
+@pytest.mark.parametrize("line", ["--help", "-h", "-hx", "--help=foo", "--max-iters few --help"])
+def test_help_in_any_form_ends_the_program(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse(line)
+    assert capsys.readouterr().out.startswith("usage: prog [FLAG [VALUE]] ...")
+
+
 def test_values_without_a_flag_and_flags_that_contradict_each_other() -> None:
     assert problems("stray") == ["'stray': a value without a flag"]
+    assert problems("--tie=no --max-iters 1 2") == ["'no': a value without a flag", "'2': a value without a flag"]
     assert problems("--tie --dropout 0.5") == ["--tie: not with dropout"]
 
 
@@ -110,7 +124,7 @@ def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_shows_examples_and_the_flags_of_a_class_under_its_docstring() -> None:
     """With other defaults too; a field that a subclass declares anew stays where it was."""
     about = "What it does.\n\n    prog --tie\n\nHow to read the source."
-    shown = tf.build_parser(tf.with_defaults(Config, device="cpu", max_iters=3), "prog", about).format_help()
+    shown = tf.help_text(tf.with_defaults(Config, device="cpu", max_iters=3), "prog", about)
     parts = [
         "What it does.\n\n    prog --tie\n",
         "Flags of a test:",

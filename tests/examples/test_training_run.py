@@ -15,7 +15,7 @@ import pytest
 from training import run as training_run
 from training.checkpoint import open_checkpoint, steps_in
 from training.console import StopSignals, Throughput, parameter_table, run_program, size
-from training.flags import RunFlags, flag, whole
+from training.flags import RunFlags, flag, integer
 from training.run import Run, open_run
 
 from minigrad.errors import ArgumentError
@@ -25,7 +25,7 @@ KEYS = ["step", "train_loss", "val_loss", "perplexity", "lr", "grad_norm", "toke
 
 @dataclass(kw_only=True)
 class Config(RunFlags):
-    width: int = flag(3, whole(1), "of the walk")
+    width: int = flag(3, integer(1), "of the walk")
 
 
 class Walk:
@@ -185,6 +185,35 @@ def test_nothing_is_overwritten_unasked(out: Path, capsys: pytest.CaptureFixture
     assert steps_in(out) == [0, 1]
     assert [line["step"] for line in metrics(out)] == [0, 1]
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_that_another_program_began_meanwhile_is_not_dropped(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both looked into an empty folder; one was done before the other had read its data."""
+    slow = Trainer()
+    opened = open_run(Config, ["--no-progress", f"--out-dir={out}", "--max-iters=9"], "walk.py", "")
+    assert Trainer()(f"--out-dir={out}", "--max-iters=2") == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert run_program("walk.py", lambda: slow.train(*opened)) == 2
+    assert f"--out-dir: {out} holds a run; --overwrite drops it" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert slow.updated == []
+
+
+def test_a_step_folder_without_its_facts_is_refused_before_the_run_reaches_it(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (f"--out-dir={out}", "--checkpoint-interval=2", "--eval-interval=0", "--keep-checkpoints=9")
+    assert Trainer()(*flags, "--max-iters=4") == 0
+    (out / "step_00000004" / "meta.json").unlink()
+    trainer = Trainer()
+    assert trainer(*flags, "--max-iters=6") == 2
+    assert "holds checkpoints after step 2; --overwrite drops it" in capsys.readouterr().err
+    assert trainer.updated == []
+    assert trainer(f"--resume={out}", "--overwrite", "--max-iters=6") == 0
+    assert trainer.updated == [3, 4, 5, 6]
+    assert open_checkpoint(out / "step_00000004").step == 4
 
 
 def test_going_back_needs_permission_or_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,11 +185,10 @@ def test_unnamed_inputs_stay_outside_of_the_fold() -> None:
 # ---- its forms ------------------------------------------------------------------------------------------------------
 
 
-def test_dot_and_mermaid_hold_every_box_and_arrow() -> None:
+def test_dot_holds_every_box_and_arrow() -> None:
     drawing = mg.draw(language_model()[1])
     assert len(drawing.boxes) > 40
     assert drawing.dot.count("[label=") == len(drawing.boxes) and drawing.dot.count(" -> ") == len(drawing.arrows)
-    assert drawing.mermaid.startswith("flowchart TD\n") and drawing.mermaid.count("-->") == len(drawing.arrows)
 
 
 @needs_graphviz
@@ -202,7 +201,6 @@ def test_graphviz_draws_them_all_whatever_the_names() -> None:
     kinds = [group.get("class") for group in picture.iter("{http://www.w3.org/2000/svg}g")]
     assert (kinds.count("node"), kinds.count("edge")) == (3, 2)
     assert drawing._repr_svg_() == drawing.svg()
-    assert "#quot;\\n#lt;b>&#35;35; {x|y} é" in drawing.mermaid
 
 
 def test_without_graphviz_the_texts_remain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -214,7 +212,6 @@ def test_without_graphviz_the_texts_remain(monkeypatch: pytest.MonkeyPatch, tmp_
     for suffix, text in (
         (".dot", drawing.dot),
         (".gv", drawing.dot),
-        (".mmd", drawing.mermaid),
         (".TXT", drawing.text),
     ):
         drawing.save(tmp_path / f"graph{suffix}")

@@ -14,9 +14,13 @@ import pytest
 
 import minigrad as mg
 import nn.functional as F
+from minigrad.engine.fused import Fused
+from minigrad.errors import CallError
 from minigrad.instruments import profiling
 from minigrad.instruments.profiling import Event
 from minigrad.kernels.attention import attention
+from minigrad.ops.running import linear_recurrence
+from minigrad.testing import sample_inputs
 
 
 def leaf(*shape: int, grad: bool = True) -> Any:
@@ -69,7 +73,7 @@ def test_projections_and_the_feed_forward_layer_count_their_products() -> None:
     """d_in 3, rows 20: a product forward for each weight; backward one for its gradient, one for that of its rows."""
     n = 2 * 20 * 3
     weights = leaf(7, 3), leaf(5, 3), leaf(2, 3)
-    made = lambda x, gain: F.qkv_projection(x, *weights, gain)[0].sum()
+    made = lambda x, norm_weight: F.qkv_projection(x, *weights, norm_weight)[0].sum()
     assert flop(lambda: made(leaf(4, 5, 3), None), "qkv_projection") == (n * 14, 2 * n * 14)
     assert flop(lambda: made(leaf(4, 5, 3, grad=False), leaf(3)), "qkv_projection") == (n * 14, 2 * n * 14)
     assert flop(lambda: made(leaf(4, 5, 3, grad=False), None), "qkv_projection") == (n * 14, n * 14)
@@ -113,20 +117,73 @@ def test_einsum_and_elementwise() -> None:
     assert flop(made, "einsum") == (n, 2 * n)
     assert flop(lambda: leaf(3, 1) * leaf(4), "multiply") == (12, 24)
     assert flop(lambda: mg.sin(leaf(7)), "sin") == (7, 7)
-    assert flop(lambda: leaf(7).sum(), "sum") == (None, None)
+    assert flop(lambda: leaf(2, 7).var(axis=1), "var") == (14, 14)
+    assert flop(lambda: leaf(2, 7).sum(), "sum") == (14, 0)  # one number, broadcast
+    assert flop(lambda: leaf(2, 7).reshape(7, 2), "reshape") == (0, 0)
+    assert flop(lambda: mg.cumsum(leaf(7)), "cumsum") == (None, None)
+
+
+def test_rope_and_a_recurrence() -> None:
+    x, angles = leaf(5, 4, 6), np.zeros((4, 3))
+    assert flop(lambda: F.apply_rope(x, angles, angles), "apply_rope") == (4 * 60 + 2 * 60, 360)  # of 60 pairs
+    assert flop(lambda: linear_recurrence(leaf(3, 4), leaf(3, 4)), "linear_recurrence")[0] == 2 * 12
 
 
 def test_a_formula_of_ones_own() -> None:
-    @mg.primitive
-    def cube(x: Any) -> Any:
-        return x**3
+    def cube(x: Any, y: Any) -> Any:
+        return x**3 + y
 
-    cube.defvjp(lambda g, x: g * 3 * x**2)
-    profiling.FLOPS["cube"] = lambda arguments, out, needs: (2 * out.size, 3 * out.size * len(needs))
-    try:
-        assert flop(lambda: cube(leaf(5)), "cube") == (10, 15)
-    finally:
-        del profiling.FLOPS["cube"]
+    def of(**facts: Any) -> Any:
+        operation = mg.primitive(**facts)(cube).defvjp(lambda g, x: g * 3 * x**2, lambda g: g * 1)
+        return flop(lambda: operation(leaf(5), leaf(5)), "cube")
+
+    assert of(flops=lambda out: 3 * out.size) == (15, 30)
+    assert of(flops=lambda x, out, wrt: (2 * x.size, 7 if wrt == {"x", "y"} else 0)) == (10, 7)
+    assert of() == (None, None)
+    with pytest.raises(CallError, match=r"flops of 'cube' with parameters among \['x', 'y', 'out', 'wrt'\]"):
+        of(flops=lambda z: 1)
+
+
+class Products(mg.Instrument):
+    """The FLOP of plain matrix products that ran inside."""
+
+    flop = 0
+
+    def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
+        if primitive.name == "matmul":
+            self.flop += multiplications(arguments[0].shape, arguments[1].shape)
+
+
+def definition_products(operation: Any, args: Any, kwargs: Any) -> int:
+    """The FLOP of the matrix products in the definition of a fused operation, opened down to primitives."""
+    with Products() as products, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fused, "__call__", lambda self, *args, **kwargs: self.definition(*args, **kwargs))
+        operation(*[mg.Tensor(a) if isinstance(a, np.ndarray) else a for a in args], **kwargs)
+    return products.flop
+
+
+FUSED = [operation for operation in mg.REGISTRY.values() if isinstance(operation, Fused)]
+CALLS = [(op, args, kwargs) for op in FUSED for args, kwargs in sample_inputs(op, rng=0)]
+WHOLE = [call for call in CALLS if definition_products(*call) and not {"is_causal", "window"} & call[2].keys()]
+
+
+def test_every_fused_operation_that_multiplies_matrices_has_a_formula() -> None:
+    found = {op.name for op, args, kwargs in CALLS if definition_products(op, args, kwargs)}
+    assert {"linear", "qkv_projection", "swiglu_ffn", "attention", "linear_cross_entropy"} <= found
+    assert {name for name in found if mg.REGISTRY[name].flops is None} == set()
+
+
+@pytest.mark.cpu_only("what no kernel of the GPU takes in one piece")
+@pytest.mark.parametrize(("operation", "args", "kwargs"), WHOLE, ids=lambda value: getattr(value, "name", ""))
+def test_forward_formulas_count_the_products_of_the_definition(operation: Any, args: Any, kwargs: Any) -> None:
+    """Outside of a recording a fused operation without hidden pairs computes what its definition does."""
+    if operation.name == "attention":  # its kernel makes the scores of each matrix that it gives
+        args = [np.broadcast_to(a, (*operation(*args, **kwargs).shape[:-2], *a.shape[-2:])) for a in args]
+    expected = definition_products(operation, args, kwargs)
+    with mg.profile() as p, mg.no_grad():
+        out = operation(*[mg.Tensor(a) if isinstance(a, np.ndarray) else a for a in args], **kwargs)
+    bias = out.size if operation.name == "linear" and len(args) == 3 else 0
+    assert [row.flop for row in p.rows] == [expected + bias]
 
 
 # ---- calls and bytes ------------------------------------------------------------------------------------------------
@@ -202,7 +259,7 @@ def test_the_table() -> None:
     names = [line.split("  ")[0] for line in lines[1:-2]]
     assert sorted(names) == ["matmul", "matmul backward", "sum", "sum backward"]
     assert names == [row.label for row in p.rows] and [r.own for r in p.rows] == sorted(r.own for r in p.rows)[::-1]
-    assert lines[-2].startswith("total") and "48 k" in lines[-2] and "between operations" in lines[-1]
+    assert lines[-2].startswith("total") and "48.4 k" in lines[-2] and "between operations" in lines[-1]
     assert "total" in str(mg.profile())  # of nothing
 
 

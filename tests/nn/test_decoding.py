@@ -122,6 +122,17 @@ def test_a_cache_goes_on_with_other_rows(agree):
             agree(row, logits_of(model, text[skipped:n]))
 
 
+def test_a_callback_that_returns_true_ends_the_texts():
+    whole = nn.generate(language_model(), [1, 3], 9, temperature=0)
+    seen = []
+    stopped = nn.generate(
+        language_model(), [1, 3], 9, temperature=0, callback=lambda token: seen.append(token) or len(seen) == 4
+    )
+    assert stopped.tolist() == whole[:6].tolist()
+    ragged = nn.generate(language_model(), [[1, 3], [4]], 9, temperature=0, callback=lambda tokens: True)
+    assert [len(text) for text in ragged] == [3, 2]
+
+
 def test_the_callback_gets_each_token_as_it_comes():
     model, found = language_model(), []
     text = nn.generate(model, [1, 3], 9, temperature=0, callback=found.append)

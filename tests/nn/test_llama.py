@@ -91,11 +91,13 @@ def test_shards_and_half_precision(transformers, tmp_path, monkeypatch):
         {"num_kv_heads": 2, "rope_layout": "half", "rope_theta": 500.0, "norm_eps": 0.01},
         {"head_dim": 10, "num_kv_heads": 1, "tie_embeddings": True},
         {"scale_embeddings": True, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"d_model": 50, "head_dim": 16, "num_kv_heads": 2, "rope_scaling": LLAMA3},  # 50 is no multiple of 4 heads
         {"scale_embeddings": True, "tie_embeddings": True, "rope_scaling": LLAMA3, "dropout": 0.1},
     ],
 )
 def test_transformers_loads_what_is_saved_with_the_same_logits(transformers, tmp_path, options):
-    model = nn.TransformerLM(23, 64, 24, 2, 4, 40, generator=1, **options)
+    sizes = {"vocab_size": 23, "context_length": 64, "d_model": 24, "num_layers": 2, "num_heads": 4, "d_ff": 40}
+    model = nn.TransformerLM(**{**sizes, **options}, generator=1)
     for parameter in model.parameters():
         parameter.data *= 1.5
     nn.save_llama(model, tmp_path / "new" / "folder")

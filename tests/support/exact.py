@@ -127,8 +127,8 @@ def _tail(x: Any) -> Any:
 
 
 def _tanh_tail(x: Any) -> Any:
-    """The same of its approximation by tanh."""
-    low = np.clip(x, -1e2, 0)
+    """The same of its approximation by tanh, and of its slope for both signs."""
+    low = -np.minimum(abs(x), 1e2)
     return np.exp(1.6 * (low + 0.0448 * low**3)) / 4
 
 

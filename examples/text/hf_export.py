@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from text import lm_text
-
 import nn
+from minigrad.serialize import write_whole
 from nn.llama import prepared
+from text.tokenizers import Tokenizer, tokenizers_library
 
 
 class HfExport:
-    """The folder of an export, made at once, so that what can't be written is said before the training.
+    """An export to a folder, which is made at once: a folder that can't be written is refused before the training.
 
-    ``write(model)`` fills it: config.json and model.safetensors, and for tokenizers that transformers can have,
+    ``write(model)`` fills the folder: config.json and model.safetensors, and for tokenizers that transformers can have,
     tokenizer.json and tokenizer_config.json.
     """
 
-    def __init__(self, folder: Path, tokenizer: lm_text.Tokenizer) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         self.folder = prepared(folder)
         self.tokenizer = hf_tokenizer(tokenizer)
 
@@ -26,18 +26,20 @@ class HfExport:
         """Write the files; a line for people that says so."""
         nn.save_llama(model, self.folder)
         if self.tokenizer is None:
+            for name in ("tokenizer.json", "tokenizer_config.json"):  # those of a model that was there before
+                (self.folder / name).unlink(missing_ok=True)
             return f"exported to {self.folder}, without a tokenizer: the ids of a token file have none"
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.context_length,
             "clean_up_tokenization_spaces": False,
         }
-        (self.folder / "tokenizer.json").write_text(self.tokenizer, encoding="utf-8")
-        (self.folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_whole(self.folder / "tokenizer.json", self.tokenizer.encode())
+        write_whole(self.folder / "tokenizer_config.json", (json.dumps(settings, indent=2) + "\n").encode())
         return f"exported to {self.folder}, for AutoModelForCausalLM and AutoTokenizer"
 
 
-def hf_tokenizer(tokenizer: lm_text.Tokenizer) -> str | None:
+def hf_tokenizer(tokenizer: Tokenizer) -> str | None:
     """The tokenizer.json that gives the ids of ``tokenizer``; None for one that knows no text.
 
     Bytes and characters are a byte-pair encoding without merges. One difference is left: a character that the training
@@ -48,7 +50,7 @@ def hf_tokenizer(tokenizer: lm_text.Tokenizer) -> str | None:
         return None
     if form["kind"] == "bpe":
         return str(form["tokenizer"])
-    library = lm_text._tokenizers()
+    library = tokenizers_library()
     if form["kind"] == "byte":
         vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
         made = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))

@@ -1,0 +1,228 @@
+"""Tokenizers: a text to token ids and back, by bytes, characters or byte-pair encoding, or as the ids themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from training.flags import Kind, how_to_install, raise_any
+
+from minigrad.errors import ArgumentError, FileFormatError
+
+Ids = NDArray[Any]
+
+NAMES = ("byte", "char", "bpe")
+
+#: What the flag --tokenizer takes.
+TOKENIZER = Kind(
+    "NAME",
+    "byte, char, bpe or the path of a tokenizer.json",
+    legal=lambda name: name in NAMES or name.endswith(".json") or Path(name).is_file(),
+)
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. ``as_json`` is what a checkpoint keeps of it, for ``tokenizer_from_json``."""
+
+    vocab_size: int
+
+    def encode(self, text: str) -> Ids: ...
+    def decode(self, ids: Sequence[int] | Ids) -> str: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+    def byte_lengths(self) -> Ids | None:
+        """How many bytes of text each token stands for; None where that isn't known."""
+
+
+def id_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    """The smallest unsigned integer type that holds every id.
+
+    >>> id_dtype(256).__name__, id_dtype(257).__name__, id_dtype(65537).__name__
+    ('uint8', 'uint16', 'uint32')
+    """
+    return np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8: no training, no unknown character.
+
+    >>> ByteTokenizer().encode("é").tolist()
+    [195, 169]
+    """
+
+    vocab_size = 256
+
+    def encode(self, text: str) -> Ids:
+        return np.frombuffer(text.encode("utf-8"), np.uint8)
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        return bytes(np.asarray(ids, np.uint8)).decode("utf-8", errors="replace")
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "byte"}
+
+    def byte_lengths(self) -> Ids:
+        return np.ones(256, np.int64)
+
+
+class CharTokenizer:
+    """The characters of one text, by code point; any other character is an error.
+
+    >>> CharTokenizer("abca").encode("cab").tolist()
+    [2, 0, 1]
+    """
+
+    def __init__(self, text: str) -> None:
+        self.characters = "".join(sorted(set(text)))
+        self.vocab_size = len(self.characters)
+        self._points = _code_points(self.characters)
+
+    def encode(self, text: str) -> Ids:
+        points = _code_points(text)
+        ids = np.searchsorted(self._points, points)
+        unknown = np.flatnonzero(self._points[np.minimum(ids, self.vocab_size - 1)] != points)
+        if unknown.size:
+            got = f"{text[unknown[0]]!r} at character {unknown[0]}"
+            raise ArgumentError("characters that the training text has", got, "--tokenizer byte knows them all")
+        return ids.astype(id_dtype(self.vocab_size))
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        return "".join(self.characters[i] for i in ids)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "char", "characters": self.characters}
+
+    def byte_lengths(self) -> Ids:
+        return np.array([len(character.encode()) for character in self.characters])
+
+
+def _code_points(text: str) -> Ids:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+
+
+class BpeTokenizer:
+    """Byte-pair encoding by the ``tokenizers`` library, from the JSON text of one of its tokenizers.
+
+    Truncation and padding, which a tokenizer.json may ask for, are left out.
+    """
+
+    def __init__(self, form: str, source: object = "one") -> None:
+        library = tokenizers_library()
+        try:
+            self._form = {**json.loads(form), "truncation": None, "padding": None}
+            self._tokenizer = library.Tokenizer.from_str(json.dumps(self._form))
+        except Exception as error:  # the library raises plain Exception
+            got = f"{source}, where: {error}"
+            raise FileFormatError("a tokenizer.json of the tokenizers library", got, "--tokenizer PATH") from None
+        self.vocab_size: int = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have holes
+
+    @classmethod
+    def trained(cls, text: str, vocab_size: int) -> BpeTokenizer:
+        """Learn up to ``vocab_size`` tokens from ``text``, beginning with the 256 bytes, so no text is unknown."""
+        library = tokenizers_library()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        trainer = library.trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator([text], trainer)
+        return cls(tokenizer.to_str())
+
+    def encode(self, text: str) -> Ids:
+        try:
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # one without an unknown token may not know a text
+            raise ArgumentError("a text that the tokenizer.json can encode", str(error), "--tokenizer byte") from None
+        return np.array(ids, id_dtype(self.vocab_size))
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "bpe", "tokenizer": json.dumps(self._form, ensure_ascii=False)}
+
+    def byte_lengths(self) -> Ids | None:
+        first = self._form.get("pre_tokenizer") or {}
+        if (
+            (self._form.get("decoder") or {}).get("type") != "ByteLevel"
+            or self._form.get("normalizer")
+            or any(map(_changes_text, first.get("pretokenizers", [first])))
+            or any(token.get("lstrip") or token.get("rstrip") for token in self._form.get("added_tokens", ()))
+            or not {*tokenizers_library().pre_tokenizers.ByteLevel.alphabet()} <= self._tokenizer.get_vocab().keys()
+        ):
+            return None
+        added = self._tokenizer.get_added_tokens_decoder()  # these are plain text; else a character is a byte
+        names = [self._tokenizer.id_to_token(token) or "" for token in range(self.vocab_size)]
+        return np.array([len(name.encode() if token in added else name) for token, name in enumerate(names)])
+
+
+def _changes_text(step: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer may add or drop characters, or leave out the byte level."""
+    kind = step.get("type")
+    spaces = step.get("add_prefix_space", kind == "ByteLevel")
+    return kind not in ("ByteLevel", "Split", "Digits") or spaces or step.get("behavior") == "Removed"
+
+
+def tokenizers_library() -> Any:
+    """The package tokenizers with its submodules; an error that says how to install it where it is missing."""
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise ArgumentError("the package tokenizers for bpe", "none", how_to_install("bpe")) from None
+    return tokenizers
+
+
+class IdTokenizer:
+    """Ids as numbers, for a token file whose tokenizer we don't have: "17 4 256".
+
+    >>> IdTokenizer(300).decode([17, 299])
+    '17 299'
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> Ids:
+        for place, word in enumerate(text.split(), 1):
+            if not (word.isdecimal() and len(word) < 20 and int(word) < self.vocab_size):
+                got = f"{word[:20]!r} as number {place}"
+                raise ArgumentError(
+                    f"ids from 0 to {self.vocab_size - 1}, separated by spaces", got, "such as 17 4 256"
+                )
+        return np.array([int(word) for word in text.split()], id_dtype(self.vocab_size))
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        return " ".join(str(i) for i in ids)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "ids", "vocab_size": self.vocab_size}
+
+    def byte_lengths(self) -> None:
+        return None
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> Ids:
+    """The ids of what --prompt gives, at least one."""
+    ids = tokenizer.encode(prompt)
+    if not len(ids):
+        raise_any([f"--prompt: expected a text of at least one token, got {prompt!r}"])
+    return ids
+
+
+def tokenizer_from_json(form: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a checkpoint describes."""
+    makers = {
+        "byte": lambda: ByteTokenizer(),
+        "char": lambda: CharTokenizer(form["characters"]),
+        "bpe": lambda: BpeTokenizer(form["tokenizer"]),
+        "ids": lambda: IdTokenizer(form["vocab_size"]),
+    }
+    return makers[form["kind"]]()

@@ -145,9 +145,6 @@ KERNELS = {
     "softmax": (1, PICKED, EACH, lambda op, x: op(x)),
     "log_softmax": (1, PICKED, EACH, lambda op, x: op(x)),
     "cross_entropy": (1, np.ones(64), EACH, lambda op, x: op(x, IDS, reduction="none")),
-    "silu": (1, np.ones((64, 16)), EACH, lambda op, x: op(x)),
-    "swiglu": (2, np.ones((64, 16)), EACH, lambda op, x, y: op(x, y)),
-    "gelu": (1, np.ones((64, 16)), EACH, lambda op, x: op(x)),
     "layer_norm": (1, PICKED, ROW, lambda op, x: op(x)),
     "rms_norm": (1, PICKED, ROW, lambda op, x: op(x)),
     "attention": (3, PICKED, ROW, lambda op, q, k, v: op(q, k, v)),
@@ -165,23 +162,21 @@ def differentiated(function, arrays, upstream):
 def test_kernels_in_the_tails(name) -> None:
     """In float32, over rows one entry of which has nearly all weight: what the definition gives in float64.
 
-    Of e^-d, d up to 40, half a unit of d makes 40 · 2⁻²⁴ = 2.4e-6; the limit is four times that. A logarithm of a
-    number next to 1 has no more digits than the number: its error is that of 1.
+    Of e^-d, d up to 40, half a unit of d makes 40 · 2⁻²⁴ = 2.4e-6; the limit is four times that. A logarithm near 0 is a
+    difference of numbers up to 40: that much of them may be left.
     """
     count, upstream, by_row, call = KERNELS[name]
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(64, 16)).astype(np.float32) for _ in range(count)]
     if name in ("softmax", "log_softmax", "cross_entropy"):
         arrays[0][np.arange(64), IDS] += np.linspace(0, 18, 64, dtype=np.float32)
-    elif count == 1:
-        arrays[0] *= np.linspace(0.1, 3, 64, dtype=np.float32)[:, None]
     operation = mg.REGISTRY[name]
     found = differentiated(lambda *a: call(operation, *a), arrays, upstream)
     right = differentiated(lambda *a: call(operation.definition, *a), [a.astype(float) for a in arrays], upstream)
     for place, (ours, wanted) in enumerate(zip(found, right, strict=True)):
         assert ours.dtype == np.float32
         scale = np.abs(wanted).max(-1, keepdims=True) if by_row else np.abs(wanted)
-        least = 2.0**-22 if place == 0 and name in ("log_softmax", "cross_entropy") else 0
+        least = 40 * 2.0**-24 if place == 0 and name in ("log_softmax", "cross_entropy") else 0
         assert (np.abs(ours - wanted) <= 1e-5 * scale + least).all()
 
 

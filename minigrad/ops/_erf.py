@@ -96,7 +96,8 @@ def normal(x: Array) -> Array:
         out *= -0.5
         xp.exp(out, out=out)
         out *= _ratio(_MILLS_SINGLE if single else _MILLS, xp.abs(x))
-    return (x >= 0) - xp.copysign(out, x)  # 1 - Φ(-x) or 0 + Φ(x); where() would take longer than all of this
+    xp.copysign(out, x, out=out)
+    return xp.subtract(x >= 0, out, out=out)  # 1 - Φ(-x) or 0 + Φ(x); where() would take longer than all of this
 
 
 def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], t: Array) -> Any:

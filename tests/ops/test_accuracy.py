@@ -162,8 +162,8 @@ def differentiated(function, arrays, upstream):
 def test_kernels_in_the_tails(name) -> None:
     """In float32, over rows one entry of which has nearly all weight: what the definition gives in float64.
 
-    Of e^-d, d up to 40, half a unit of d makes 40 · 2⁻²⁴ = 2.4e-6; the limit is four times that. A logarithm near 0 is a
-    difference of numbers up to 40: that much of them may be left.
+    Of e^-d, d up to 40, half a unit of d makes 40 · 2⁻²⁴ = 2.4e-6; the limit is four times that. A logarithm near 0 is
+    a difference of numbers up to 40: that much of them may be left.
     """
     count, upstream, by_row, call = KERNELS[name]
     rng = np.random.default_rng(0)

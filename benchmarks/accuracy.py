@@ -164,14 +164,14 @@ log_softmax and cross_entropy are differences of logarithms: a value next to 0 h
 ## What it costs
 
 Forward and backward pass together, new time by old, on 10⁵ numbers, each the least of 80 runs, old and new in turn in
-one process (an Intel Xeon with AVX-512, NumPy 2.4, one of two cores that others used too, so that a twentieth is noise):
+one process (an Intel Xeon with AVX-512, NumPy 2.4; others used the machine too, so that a twentieth is noise):
 
 | operation | float64 | float32 | why it can't be less |
 |---|---|---|---|
-| tanh | 1.28 | 1.20 | a hyperbolic sine in place of a square; no function of tanh x alone knows 1 - tanh² x in the tail |
+| tanh | 1.28 | 1.20 | a hyperbolic sine for a square: in the tail tanh x alone does not tell 1 - tanh² x |
 | expm1 | 1.08 | 1.25 | an exponential in place of a sum |
 | gelu | 0.81 | 1.28 | an exponential more in the forward pass, for the lower tail of Φ |
-| softmax, rows of 250 | 1.07 | 1.10 | a search for rows with one weight above 0.9; 1.4 where nearly half of the rows are so |
+| softmax, rows of 250 | 1.07 | 1.10 | a search for rows with a weight above 0.9; 1.4 where many are so |
 | log_softmax, rows of 250 | 1.06 | 1.08 | the same; 1.2 |
 | softmax, rows of 10 | 1.20 | 1.30 | the search takes its time for each row; 2.5 with many weights above 0.9 |
 | gelu tanh | 1.06 | 1.08 | squares that overflow are cut |
@@ -179,7 +179,7 @@ one process (an Intel Xeon with AVX-512, NumPy 2.4, one of two cores that others
 | swiglu | 1.00 | 1.08 | the same |
 | arcsin, arccos, arctanh | 1.01 to 1.06 | 1.00 to 1.08 | two passes more over the numbers |
 | power, arctan2, hypot, fmod | 0.94 to 1.04 | 0.97 to 1.02 | |
-| sigmoid, softplus, logaddexp, arctan, divide | 0.08 to 0.84 | 0.27 to 0.81 | choices by where() and second square roots are gone |
+| sigmoid, softplus, logaddexp, arctan, divide | 0.08 to 0.84 | 0.27 to 0.81 | no where(), no second hypot |
 
 On 10⁶ numbers, where each new array costs page faults, arcsin and arccos took up to 1.4 of their time. A node of tanh,
 sigmoid or expm1 keeps its argument in place of its result: a network that keeps the result for the next layer as well

@@ -10,11 +10,11 @@ from minigrad import asarray, primitive, random, where
 from minigrad.backend import Array, DType, array_module
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, ShapeError
-from nn import functional as F
-from nn.cache import KVCache
-from nn.checks import check_probability, check_sizes
-from nn.linear import Linear
-from nn.module import Module
+from . import functional as F
+from .cache import KVCache
+from .checks import check_probability, check_sizes
+from .linear import Linear
+from .module import Module
 
 
 @primitive(view=True, torch=False, numpy=False, samples=[sample((2, 3, 8), heads=4), sample((3, 6), heads=1)])

@@ -11,7 +11,7 @@ from minigrad import asarray
 from minigrad.backend import Array, array_module, to_device
 from minigrad.errors import DTypeError, GraphError, ShapeError
 from minigrad.messages.explain import describe
-from nn.checks import check_sizes
+from .checks import check_sizes
 
 Pair: TypeAlias = tuple[Array, Array]  # keys and values of a layer, (batch, num_kv_heads, positions, head_dim)
 

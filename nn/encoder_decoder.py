@@ -9,18 +9,18 @@ from typing import Any, TypeAlias
 from minigrad import asarray, random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError, ShapeError
-from nn.activation import Dropout
-from nn.attention import MultiHeadAttention
-from nn.cache import KVCache
-from nn.checks import as_ids, check_sizes
-from nn.containers import ModuleList
-from nn.feedforward import FeedForward
-from nn.linear import Embedding, Linear, head_loss
-from nn.masks import padding_mask
-from nn.module import Module
-from nn.normalization import LayerNorm
-from nn.positional import SinusoidalPositionalEncoding
-from nn.transformer import unrecorded
+from .activation import Dropout
+from .attention import MultiHeadAttention
+from .cache import KVCache
+from .checks import as_ids, check_sizes
+from .containers import ModuleList
+from .feedforward import FeedForward
+from .linear import Embedding, Linear, head_loss
+from .masks import padding_mask
+from .module import Module
+from .normalization import LayerNorm
+from .positional import SinusoidalPositionalEncoding
+from .transformer import unrecorded
 
 Activation: TypeAlias = str | Callable[[Any], Any]
 

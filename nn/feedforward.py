@@ -8,11 +8,11 @@ from typing import Any
 from minigrad import checkpoint, random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError
-from nn import functional as F
-from nn.activation import Dropout
-from nn.checks import check_sizes
-from nn.linear import Linear
-from nn.module import Module
+from . import functional as F
+from .activation import Dropout
+from .checks import check_sizes
+from .linear import Linear
+from .module import Module
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 

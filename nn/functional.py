@@ -30,8 +30,8 @@ from minigrad.kernels.swiglu_ffn import swiglu_ffn
 from minigrad.messages.arguments import normal_axis
 from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names
-from nn.checks import as_operand, check_probability
-from nn.losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
+from .checks import as_operand, check_probability
+from .losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
 
 __all__ = [
     "apply_rope",

@@ -6,10 +6,10 @@ from typing import Any
 
 from minigrad.backend import DType
 from minigrad.errors import IndexRangeError
-from nn import functional as F
-from nn.checks import as_ids, check_sizes
-from nn.module import Module, is_plain
-from nn.parameter import constant, matrix, truncated_normal
+from . import functional as F
+from .checks import as_ids, check_sizes
+from .module import Module, is_plain
+from .parameter import constant, matrix, truncated_normal
 
 
 class Linear(Module):

@@ -6,10 +6,10 @@ from typing import Any
 
 from minigrad.backend import DType
 from minigrad.messages.arguments import check_eps
-from nn import functional as F
-from nn.checks import check_sizes
-from nn.module import Module
-from nn.parameter import constant
+from . import functional as F
+from .checks import check_sizes
+from .module import Module
+from .parameter import constant
 
 
 def _shape(normalized_shape: Any) -> tuple[int, ...]:

@@ -11,10 +11,10 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, accumulator, device_of, to_device
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
-from nn import functional as F
-from nn.activation import Dropout
-from nn.checks import check_sizes
-from nn.module import Module
+from . import functional as F
+from .activation import Dropout
+from .checks import check_sizes
+from .module import Module
 
 LAYOUTS = ("interleaved", "half")
 

@@ -10,17 +10,17 @@ from typing import Any
 from minigrad import no_grad, random
 from minigrad.backend import DType
 from minigrad.errors import ShapeError
-from nn import functional as F
-from nn.activation import Dropout
-from nn.attention import MultiHeadAttention, check_sequences, head_sizes
-from nn.cache import KVCache
-from nn.checks import as_ids, check_sizes
-from nn.containers import ModuleList
-from nn.feedforward import SwiGLU
-from nn.linear import Embedding, Linear, head_loss
-from nn.module import Module, is_plain
-from nn.normalization import RMSNorm
-from nn.positional import RotaryEmbedding
+from . import functional as F
+from .activation import Dropout
+from .attention import MultiHeadAttention, check_sequences, head_sizes
+from .cache import KVCache
+from .checks import as_ids, check_sizes
+from .containers import ModuleList
+from .feedforward import SwiGLU
+from .linear import Embedding, Linear, head_loss
+from .module import Module, is_plain
+from .normalization import RMSNorm
+from .positional import RotaryEmbedding
 
 
 class TransformerBlock(Module):

@@ -17,8 +17,8 @@ from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, GraphError, StateError
 from minigrad.messages.explain import describe as told
 from minigrad.tensor import Tensor
-from optim.groups import as_parameters, gradient_of, param_name
-from optim.tiles import as_rows, map_tiles
+from .groups import as_parameters, gradient_of, param_name
+from .tiles import as_rows, map_tiles
 
 Group: TypeAlias = dict[str, Any]
 Update: TypeAlias = Callable[..., None]  # (weights, gradient, *moments): tiles, the first and the last in place
@@ -135,7 +135,7 @@ class Optimizer:
             bodies = [self._prepare(place, group, param) for place, group, param in active]
             map_tiles(lambda i, rows: bodies[i](rows), [as_rows(param.data) for _, _, param in active], self.element_ns)
         for _, _, param in active:
-            param.data = param.data  # raises its version number
+            param.bump_version()
 
     def _move_on_gpu(self, active: list[tuple[int, Group, Tensor]], where: Any) -> bool:
         """Move all parameters by one kernel, if the subclass has one that takes them."""

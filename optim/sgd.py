@@ -8,7 +8,7 @@ from typing import Any
 from minigrad.backend import Array
 from minigrad.errors import ArgumentError
 from minigrad.tensor import Tensor
-from optim.optimizer import Group, Optimizer, Update
+from .optimizer import Group, Optimizer, Update
 
 
 class SGD(Optimizer):

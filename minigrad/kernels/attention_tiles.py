@@ -267,7 +267,7 @@ class AttentionCall:
         """E = exp(scores - shift), in place of the scores, and 0 beyond the band.
 
         Without a shift that is a product with 0 behind the exponential, in a quarter of the time of -inf before it. It
-        gives NaN where a hidden exponential overflows, so the forward pass sees that it must begin again with a shift.
+        gives NaN where a hidden exponential overflows, so the forward pass sees that it must compute the tile again.
         """
         if shift is not None:
             scores = self.hide(scores, block)

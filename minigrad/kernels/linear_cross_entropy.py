@@ -160,7 +160,7 @@ def _add_to_weight(gweight: Array, logits: Array, rows: Array, half: Any, fresh:
 
 def half_for(dtype: Any) -> Any:
     """The dtype of the products under autocast, None outside of it; float64 is left alone."""
-    return mode.autocast if dtype.itemsize <= 4 else None
+    return mode().autocast if dtype.itemsize <= 4 else None
 
 
 def _as_in(half: Any, x: Array) -> Array:

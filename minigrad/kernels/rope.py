@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, is_floating
-from minigrad.engine.backward import unbroadcast
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, is_half
+from minigrad.backend import Array, array_module, array_of, is_bfloat16, is_half
 from minigrad.engine.core import Primitive, elementwise
 from minigrad.engine.registry import composite, sample
 from minigrad.ops._erf import erf as _erf
@@ -168,19 +168,20 @@ def _times_power(top: Array, x: Array, y: Array, whole: Array, k: int) -> Array:
     y - k (a large ln x would magnify it) comes back as a factor.
     """
     xp = array_module(x, y)
-    size, limits = xp.abs(whole), np.finfo(whole.dtype)
+    size, limits = xp.abs(whole), np.finfo(np.float32 if is_bfloat16(whole.dtype) else whole.dtype)  # of one range
     with np.errstate(all="ignore"):
         out = whole / x * top  # in this order, so that a small top meets a small x early
         for _ in range(k - 1):
             out = out / x
-        if size.min(initial=1) >= limits.smallest_normal and size.max(initial=1) <= limits.max:
+        good = (size >= limits.smallest_normal) & (size <= limits.max)
+        if good.all():
             return out
         y = xp.asarray(y, whole.dtype)
         less = y - k
         moved = less - y
         lost = (y - (less - moved)) - (k + moved)
         again = top * x**less * (1 + lost * xp.clip(xp.log(xp.abs(x)), -1000, 1000))
-        return xp.where((size >= limits.smallest_normal) & (size <= limits.max), out, again)
+        return xp.where(good, out, again)
 
 
 times_power = Primitive(_times_power, elementwise=True)  # not registered: no test can vary x^y by itself

@@ -6,6 +6,7 @@ from typing import Any
 
 from minigrad.backend import DType
 from minigrad.errors import IndexRangeError
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .checks import as_ids, check_sizes
 from .module import Module, is_plain
@@ -38,7 +39,7 @@ class Linear(Module):
         self.weight = matrix(out_features, in_features, dtype, device, generator)
         self.bias = constant(out_features, 0.0, dtype, device) if bias else None
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``x Wᵀ + b``."""
         return F.linear(x, self.weight, self.bias)
 
@@ -91,7 +92,7 @@ class Embedding(Module):
         if padding_idx is not None:
             self.weight.data[padding_idx] = 0
 
-    def forward(self, ids: Any) -> Any:
+    def forward(self, ids: TensorLike) -> Tensor:
         """The rows of ``ids``."""
         return F.embedding(as_ids(ids, self.weight.device), self.weight, self.padding_idx)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,16 @@ from minigrad.tensor import Handle
 from .parameter import Parameter
 
 M = TypeVar("M", bound="Module")
+F = TypeVar("F", bound=Callable[..., Any], covariant=True)
+
+
+class HasForward(Protocol[F]):
+    """What a module's call is known by to a type checker."""
+
+    @property
+    def forward(self) -> F:
+        """What the module computes."""
+
 
 # What people type out of habit from torch, and the way here.
 HABITS = {
@@ -258,16 +268,22 @@ class Module:
         """What the module computes; subclasses say so."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for hook in tuple(self._pre_hooks):
-            changed = hook(self, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        output = self.forward(*args, **kwargs)
-        for hook in tuple(self._hooks):
-            changed = hook(self, args, output)
-            output = output if changed is None else changed
-        return output
+    if TYPE_CHECKING:  # a call takes and gives what forward does
+
+        @property
+        def __call__(self: HasForward[F]) -> F: ...
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            for hook in tuple(self._pre_hooks):
+                changed = hook(self, args)
+                if changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)
+            output = self.forward(*args, **kwargs)
+            for hook in tuple(self._hooks):
+                changed = hook(self, args, output)
+                output = output if changed is None else changed
+            return output
 
     def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> Handle:
         """Call ``hook(module, inputs)`` before ``forward``; what it returns, if not None, are the inputs."""

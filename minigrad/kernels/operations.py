@@ -1,25 +1,19 @@
 """The fused operations, for ``nn.functional``; ``operations.pyi`` has their signatures as a caller sees them."""
 
-from minigrad.kernels.attention import attention
-from minigrad.kernels.cross_entropy import cross_entropy
-from minigrad.kernels.dropout import drop
-from minigrad.kernels.embedding import embedding
-from minigrad.kernels.gelu import gelu
-from minigrad.kernels.layer_norm import layer_norm
-from minigrad.kernels.linear import linear
-from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
-from minigrad.kernels.qkv_projection import qkv_projection
-from minigrad.kernels.relu import relu
-from minigrad.kernels.rms_norm import rms_norm
-from minigrad.kernels.rope import apply_rope
-from minigrad.kernels.softmax import log_softmax, softmax
-from minigrad.kernels.swiglu import silu, swiglu
-from minigrad.kernels.swiglu_ffn import swiglu_ffn
-
-# fmt: off
-__all__ = [
-    "apply_rope", "attention", "cross_entropy", "drop", "embedding", "gelu", "layer_norm", "linear",
-    "linear_cross_entropy", "log_softmax", "qkv_projection", "relu", "rms_norm", "silu", "softmax", "swiglu",
-    "swiglu_ffn",
-]
-# fmt: on
+from minigrad.kernels.attention import attention as attention
+from minigrad.kernels.cross_entropy import cross_entropy as cross_entropy
+from minigrad.kernels.dropout import drop as drop
+from minigrad.kernels.embedding import embedding as embedding
+from minigrad.kernels.gelu import gelu as gelu
+from minigrad.kernels.layer_norm import layer_norm as layer_norm
+from minigrad.kernels.linear import linear as linear
+from minigrad.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from minigrad.kernels.qkv_projection import qkv_projection as qkv_projection
+from minigrad.kernels.relu import relu as relu
+from minigrad.kernels.rms_norm import rms_norm as rms_norm
+from minigrad.kernels.rope import apply_rope as apply_rope
+from minigrad.kernels.softmax import log_softmax as log_softmax
+from minigrad.kernels.softmax import softmax as softmax
+from minigrad.kernels.swiglu import silu as silu
+from minigrad.kernels.swiglu import swiglu as swiglu
+from minigrad.kernels.swiglu_ffn import swiglu_ffn as swiglu_ffn

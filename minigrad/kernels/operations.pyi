@@ -6,26 +6,6 @@ from typing import Any
 from minigrad.backend import Axes, DType, Shape
 from minigrad.tensor import Operand, X
 
-__all__ = [
-    "apply_rope",
-    "attention",
-    "cross_entropy",
-    "drop",
-    "embedding",
-    "gelu",
-    "layer_norm",
-    "linear",
-    "linear_cross_entropy",
-    "log_softmax",
-    "qkv_projection",
-    "relu",
-    "rms_norm",
-    "silu",
-    "softmax",
-    "swiglu",
-    "swiglu_ffn",
-]
-
 def apply_rope(x: Operand[X], cos: Operand[X], sin: Operand[X], layout: str = "interleaved") -> X: ...
 def attention(
     q: Operand[X],

@@ -57,9 +57,9 @@ def stub(module: ModuleType) -> str:
     """The stub of a module that exports operations: their signatures, and the other names from where they are."""
     found = [(name, thing) for name, thing in sorted(vars(module).items()) if callable(thing) and name[0] != "_"]
     other = [f"from {thing.__module__} import {name} as {name}" for name, thing in found if name not in REGISTRY]
-    listed = "__all__ = [\n" + "".join(f'    "{name}",\n' for name in sorted(module.__all__)) + "]\n"
+    starred = [f"__all__ = {sorted(module.__all__)}".replace("'", '"'), ""] if hasattr(module, "__all__") else []
     lines = [signature(thing, name) for name, thing in found if name in REGISTRY]
-    return HEADER.format(name=module.__name__) + "\n".join([*sorted(other), "", listed, *lines]) + "\n"
+    return HEADER.format(name=module.__name__) + "\n".join([*sorted(other), "", *starred, *lines]) + "\n"
 
 
 STUBS = {

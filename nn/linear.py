@@ -47,7 +47,7 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def head_loss(head: Any, hidden: Any, targets: Any, *options: Any) -> Any:
+def head_loss(head: Any, hidden: TensorLike, targets: TensorLike, *options: Any) -> Tensor:
     """Cross-entropy of ``head(hidden)`` against ``targets``; the options are those of ``F.cross_entropy``.
 
     The logits never exist all at once where the head is a Linear without bias that nothing watches.
@@ -56,8 +56,10 @@ def head_loss(head: Any, hidden: Any, targets: Any, *options: Any) -> Any:
     Tensor(0.6931, made by round)
     """
     if is_plain(head, Linear) and head.bias is None:
-        return F.linear_cross_entropy(hidden, head.weight, targets, *options)
-    return F.cross_entropy(head(hidden), targets, *options)
+        loss: Tensor = F.linear_cross_entropy(hidden, head.weight, targets, *options)
+    else:
+        loss = F.cross_entropy(head(hidden), targets, *options)
+    return loss
 
 
 class Embedding(Module):

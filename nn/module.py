@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,14 +20,17 @@ from minigrad.tensor import Handle
 from .parameter import Parameter
 
 M = TypeVar("M", bound="Module")
-F = TypeVar("F", bound=Callable[..., Any], covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
 
-class HasForward(Protocol[F]):
-    """What a module's call is known by to a type checker."""
+class HasForward(Protocol[P, R]):
+    """A module as its call sees it, which takes and gives what ``forward`` does."""
 
-    @property
-    def forward(self) -> F:
+    _pre_hooks: list[Any]
+    _hooks: list[Any]
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the module computes."""
 
 
@@ -268,22 +271,16 @@ class Module:
         """What the module computes; subclasses say so."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
-    if TYPE_CHECKING:  # a call takes and gives what forward does
-
-        @property
-        def __call__(self: HasForward[F]) -> F: ...
-    else:
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            for hook in tuple(self._pre_hooks):
-                changed = hook(self, args)
-                if changed is not None:
-                    args = changed if isinstance(changed, tuple) else (changed,)
-            output = self.forward(*args, **kwargs)
-            for hook in tuple(self._hooks):
-                changed = hook(self, args, output)
-                output = output if changed is None else changed
-            return output
+    def __call__(self: HasForward[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        for hook in tuple(self._pre_hooks):
+            changed = hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)  # type: ignore[assignment]
+        output = self.forward(*args, **kwargs)
+        for hook in tuple(self._hooks):
+            changed = hook(self, args, output)
+            output = output if changed is None else changed
+        return output
 
     def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> Handle:
         """Call ``hook(module, inputs)`` before ``forward``; what it returns, if not None, are the inputs."""

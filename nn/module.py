@@ -71,6 +71,8 @@ class Module:
 
     training: bool
     _buffers: dict[str, bool]  # name -> whether it belongs into the state dict
+    _hooks: list[Any]
+    _pre_hooks: list[Any]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -246,8 +246,8 @@ def grad(
         if not (isinstance(tensor, core.Tensor) and tensor._requires_grad):
             got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
             raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
-    start = _wrapped if create_graph else array_of
-    roots = [(out.node or out, start(_seed(out, g))) for out, g in zip(outputs, given, strict=True)]
+    seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
+    roots = [(o.node or o, _wrapped(g) if create_graph else array_of(g)) for o, g in zip(outputs, seeds, strict=True)]
     edges = [tensor.node or tensor for tensor in inputs]
     work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
     with enable_grad() if create_graph else no_grad(), in_precision(None):

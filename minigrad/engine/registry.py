@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from minigrad.backend import is_array, to_gpu_of_any
 from minigrad.errors import ArgumentError
-from minigrad.messages.arguments import CHECKS
+from minigrad.messages.arguments import check_of
 from minigrad.messages.explain import FOREIGN, boundary, told
 
 P = ParamSpec("P")
@@ -65,8 +65,7 @@ class Operation(Generic[P]):
         self.name: str = function.__name__
         self.label = part_of or self.name
         self.parameters = inspect.signature(function).parameters
-        kinds = {name: str(p.annotation) for name, p in self.parameters.items()}
-        self.checks = {name: CHECKS[kind] for name, kind in kinds.items() if kind in CHECKS}
+        self.checks = {name: check for name, p in self.parameters.items() if (check := check_of(p.annotation))}
         self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
         self.flops, self.precision = flops, precision
 

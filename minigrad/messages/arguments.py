@@ -6,12 +6,13 @@ The annotation of a parameter says which: an operation checks what is called ``A
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from minigrad.backend import complaint, is_array, is_bfloat16
+from minigrad.backend import Array, Axes, complaint, is_array, is_bfloat16
 from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
 from minigrad.messages.explain import describe
 
@@ -144,4 +145,15 @@ CHECKS: dict[str, Check] = {
     "int": as_int,
     "int | None": optional(as_int),
     "Axes": axes,
+    str(Array): as_operand,  # what the two aliases are where annotations are not left as text
+    str(Axes): axes,
 }
+
+
+def check_of(annotation: Any) -> Check | None:
+    """The check that an annotation asks for, if any: text, as under ``from __future__ import annotations``, or not.
+
+    >>> check_of("mg.backend.Array") is check_of("Array") is as_operand, check_of(int) is as_int, check_of(float)
+    (True, True, None)
+    """
+    return CHECKS.get(re.sub(r"\w+\.", "", str(getattr(annotation, "__name__", annotation))))

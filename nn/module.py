@@ -14,7 +14,7 @@ import numpy as np
 
 from minigrad import Tensor, asarray
 from minigrad.backend import Array, array_module, as_dtype, check_device, is_array, is_floating, to_device
-from minigrad.errors import ArgumentError, AttributeHintError, CallError, DTypeError, StateError
+from minigrad.errors import ArgumentError, AttributeHintError, CallError, DTypeError, MiniGradError, StateError
 from minigrad.messages.explain import describe, explain_methods
 from minigrad.tensor import Handle
 from .parameter import Parameter
@@ -263,7 +263,12 @@ class Module:
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
-        output = self.forward(*args, **kwargs)
+        try:
+            output = self.forward(*args, **kwargs)
+        except MiniGradError as error:
+            if not error.layer and self._path:  # the innermost tells
+                error.layer = f"{self._path[:-1]}, a {type(self).__name__}"
+            raise
         for hook in tuple(self._hooks):
             changed = hook(self, args, output)
             output = output if changed is None else changed

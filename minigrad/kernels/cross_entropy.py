@@ -88,6 +88,12 @@ class Targets(NamedTuple):
             raise DTypeError("class ids or probabilities as targets", "booleans", "astype('int64') makes class ids")
         if targets.shape != (logits if soft else shape):
             hint = "classes are on the last axis of the logits; float targets are probabilities of all classes"
+            if soft and targets.shape == shape:
+                hint = "class ids are integers: targets.astype('int64')"
+            elif targets.shape == (*shape, 1):
+                hint = "one class id for each row: targets[..., 0]"
+            elif targets.ndim > len(logits):
+                hint = "logits come first, then targets"
             raise ShapeError(f"targets that fit logits of shape {logits}", f"{targets.dtype} {targets.shape}", hint)
         xp = array_module(targets)
         counted = xp.ones(shape, bool) if soft else targets != ignore_index

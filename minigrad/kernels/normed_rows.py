@@ -59,7 +59,8 @@ def inverse_rms(x: Array, eps: float, out: Array) -> None:
     np.sqrt(out, out=out)
     np.divide(1, out, out=out)
     if scale is not None:
-        out *= scale
+        with np.errstate(over="ignore"):  # see normalize
+            out *= scale
 
 
 def _mean_square(x: Array, eps: Any, out: Array) -> bool:
@@ -76,7 +77,16 @@ def _mean_square(x: Array, eps: Any, out: Array) -> bool:
 
 
 def normalize(x: Array, weight: Array | None, inverse: Array, out: Array) -> None:
-    """``out = x · inverse · weight``; a weight of None is 1."""
+    """``out = x · inverse · weight``; a weight of None is 1.
+
+    Without an eps the inverse of a row of the smallest numbers may be infinite, which x times it is not.
+    """
+    if np.isinf(inverse).any():
+        up = LIMIT[x.itemsize] ** 3
+        x = x * up
+        square = np.vecdot(x, x) / max(x.shape[1], 1)
+        with np.errstate(divide="ignore"):
+            inverse = np.where(np.isinf(inverse), 1 / np.sqrt(square), inverse / up)
     np.multiply(x, inverse[:, None], out=out)
     if weight is not None:
         out *= weight
@@ -88,14 +98,16 @@ def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: A
     With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r.
     """
     limit = LIMIT[x.itemsize]
-    if (
-        not 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit
-    ):  # its cube, or g x, may overflow
-        scale = power_of_two(inverse)
-        share = normalize_backward(g, x * scale[:, None], weight, inverse / scale, out)
-        if out is not None:
-            out *= scale[:, None]
-        return share
+    if 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit:
+        return _backward_in_range(g, x, weight, inverse, out)
+    scale = power_of_two(inverse)  # the cube of the inverse, or g x, may overflow
+    share = _backward_in_range(g, x * scale[:, None], weight, inverse / scale, out)
+    if out is not None:
+        out *= scale[:, None]
+    return share
+
+
+def _backward_in_range(g: Array, x: Array, weight: Array, inverse: Array, out: Array | None) -> Array:
     gx = np.multiply(g, x, out=scratch(x.shape, x.dtype, "more rows"))
     share = inverse @ gx
     if out is not None:

@@ -173,6 +173,33 @@ def test_normalised_rows_of_any_size(name, dtype, part, eps, kernel):
         check_norm(name, rows.astype(dtype), eps, kernel)
 
 
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "definition"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", NORMS)
+def test_normalised_rows_at_the_ends_of_the_range(name, dtype, kernel):
+    """Centred numbers may be twice the largest there is, and an inverse may be infinite where no eps bounds it."""
+    largest = float(np.finfo(dtype).max)
+    far = np.array([[1.0, -1.0, -1.0], [0.9, 0.9, -0.5], [0.0, 0.0, 1.0]]) * largest
+    check_norm(name, far.astype(dtype), 1e-5, kernel)
+    tiny = np.array([[1.0, -1.0, 3.0]] * 2) * float(np.finfo(dtype).tiny) / 64
+    operation = mg.REGISTRY[name] if kernel else mg.REGISTRY[name].definition
+    out = operation(mg.Tensor(tiny, dtype=dtype), None, mg.ones(3, dtype=dtype), eps=0.0)
+    np.testing.assert_allclose(out.data, stored(NORMS[name](tiny.astype(dtype).astype(WIDE), 0), dtype), 1e-6)
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_leaves_the_others_alone(name, bad):
+    x = mg.Tensor([[1.0, bad, 2.0], [3.0, 1.0, 2.0]], dtype="float32", requires_grad=True)
+    alone = mg.Tensor([[3.0, 1.0, 2.0]], dtype="float32", requires_grad=True)
+    weight = mg.ones(3)
+    with np.errstate(invalid="ignore"):
+        (mg.REGISTRY[name](x, None, weight) ** 2).backward(np.ones((2, 3), np.float32))
+    (mg.REGISTRY[name](alone, None, weight) ** 2).backward(np.ones((1, 3), np.float32))
+    assert np.isnan(x.grad[0]).any()
+    np.testing.assert_allclose(x.grad[1:], alone.grad, rtol=1e-5, atol=1e-6)
+
+
 def check_norm(name, rows, eps, kernel, device="cpu"):
     operation = mg.REGISTRY[name] if kernel else mg.REGISTRY[name].definition
     weight = np.array([1.0, 2.0, -1.0], rows.dtype)

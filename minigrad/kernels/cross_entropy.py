@@ -55,7 +55,7 @@ def cross_entropy(
         rows = (1 - label_smoothing) * rows - label_smoothing * mean(log_p, -1)
     rows = where(counted, rows, 0)
     if reduction != "none":
-        rows = sum(rows) if reduction == "sum" else sum(rows) * labels.weight
+        rows = sum(rows) if reduction == "sum" else sum(rows * labels.weight)
     return astype(rows, labels.dtype)
 
 
@@ -147,7 +147,12 @@ def reduced(losses: Array, targets: Targets, reduction: str) -> Array:
     """The result from the losses of the rows."""
     if reduction == "none":
         return losses.reshape(targets.shape)
-    return np.asarray(losses.sum() * losses.dtype.type(targets.weight))
+    weight = losses.dtype.type(targets.weight)
+    try:  # NumPy looks for an overflow in any case
+        with np.errstate(over="raise"):
+            return np.asarray(losses.sum() * weight)
+    except FloatingPointError:
+        return np.asarray((losses * weight).sum())
 
 
 def row_gradients(e: Array, targets: Targets, tile: slice, q: Array | None, total: Array, scale: Array) -> None:

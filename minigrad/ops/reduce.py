@@ -103,7 +103,7 @@ def summed(form: Callable[[Array], Array], x: Array) -> Array:
 
     ``[3e38, 3e38, -3e38]`` sums to 3e38 in float32. A sum that is beyond the range itself is infinite, and NumPy warns.
     """
-    try:  # NumPy looks for an overflow in any case
+    try:
         with np.errstate(over="raise"):
             return form(x)
     except FloatingPointError:
@@ -150,9 +150,13 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     """
     xp = array_module(x)
     x = chosen(xp.asarray(x), where)
-    work = np.float32 if is_half(x.dtype) else None
-    out = summed(lambda x: xp.sum(x, axis=axis, keepdims=keepdims, dtype=work), x)
-    return out if work is None else cast_to(out, x.dtype)
+    if is_half(x.dtype):
+        return cast_to(summed(lambda x: xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32), x), x.dtype)
+    try:  # NumPy looks for an overflow in any case
+        with np.errstate(over="raise"):
+            return xp.sum(x, axis=axis, keepdims=keepdims)
+    except FloatingPointError:
+        return summed(lambda x: xp.sum(x, axis=axis, keepdims=keepdims), x)
 
 
 sum.defvjp(lambda g, x_shape, axis, keepdims, where: masked(broadcast_back(g, x_shape, axis, keepdims), where))

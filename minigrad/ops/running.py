@@ -99,6 +99,12 @@ def _from_rows(rows: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Ar
 
 def product_of_others(rows: Array) -> Array:
     """For each element the product of all others of its row: exclusive products from both sides, no division."""
+    if not hasattr(rows, "_data"):  # nothing records: the same in half the time
+        xp = array_module(rows)
+        before, after = xp.ones_like(rows), xp.ones_like(rows)
+        before[..., 1:] = xp.cumprod(rows[..., :-1], axis=-1)
+        after[..., :-1] = xp.cumprod(rows[..., :0:-1], axis=-1)[..., ::-1]
+        return before * after
     ones = zeros_like(rows[..., :1]) + 1
     before = cumprod(concatenate([ones, rows[..., :-1]], -1), -1)
     after = flip(cumprod(concatenate([ones, flip(rows, -1)[..., :-1]], -1), -1), -1)

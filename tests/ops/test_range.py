@@ -266,6 +266,16 @@ def test_products_in_half_precision_and_over_several_axes():
     np.testing.assert_allclose(half.grad, 0.81 / half.data.astype(float), rtol=2e-3)
 
 
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "definition"])
+def test_means_of_losses_whose_sum_leaves_the_range(kernel):
+    operation = mg.REGISTRY["cross_entropy"] if kernel else mg.REGISTRY["cross_entropy"].definition
+    x = mg.Tensor([[-3e38, 0.0], [0.0, -2e38]], dtype="float32", requires_grad=True)
+    loss = operation(x, np.array([0, 1]))
+    loss.backward()
+    assert loss.item() == pytest.approx(2.5e38, rel=1e-6)
+    np.testing.assert_allclose(x.grad, [[-0.5, 0.5], [0.5, -0.5]])
+
+
 def test_sums_whose_partial_sums_leave_the_range():
     rows = np.array([[3e38, 3e38, -3e38, 1.0], [1e-40, 3e-40, 0, 0], [1.0, np.inf, 2.0, 3.0]], np.float32)
     x = mg.Tensor(rows, requires_grad=True)

@@ -81,13 +81,12 @@ def normalize(x: Array, weight: Array | None, inverse: Array, out: Array) -> Non
 
     Without an eps the inverse of a row of the smallest numbers may be infinite, which x times it is not.
     """
-    if np.isinf(inverse).any():
-        up = LIMIT[x.itemsize] ** 3
-        x = x * up
-        square = np.vecdot(x, x) / max(x.shape[1], 1)
-        with np.errstate(divide="ignore"):
-            inverse = np.where(np.isinf(inverse), 1 / np.sqrt(square), inverse / up)
+    if (far := np.isinf(inverse)).any():
+        rows, inverse = x[far] * LIMIT[x.itemsize] ** 3, np.where(far, 1, inverse)
+        rows /= np.sqrt(np.vecdot(rows, rows) / x.shape[1])[:, None]
     np.multiply(x, inverse[:, None], out=out)
+    if far.any():
+        out[far] = rows
     if weight is not None:
         out *= weight
 

@@ -99,10 +99,10 @@ def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: A
     limit = LIMIT[x.itemsize]
     if 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit:
         return _backward_in_range(g, x, weight, inverse, out)
-    scale = power_of_two(inverse)  # the cube of the inverse, or g x, may overflow
-    share = _backward_in_range(g, x * scale[:, None], weight, inverse / scale, out)
+    scale, size = power_of_two(inverse), power_of_two(np.abs(weight).max(initial=0))  # the cube, or g x, may overflow
+    share = _backward_in_range(g, x * scale[:, None], weight / size, inverse / scale, out)
     if out is not None:
-        out *= scale[:, None]
+        out *= (scale * size)[:, None]
     return share
 
 

@@ -72,14 +72,15 @@ def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
     for itself: its numbers don't depend on its neighbours. A row of only -∞ has the sum 0.
     """
     ones = np.ones(x.shape[1], x.dtype)
-    with np.errstate(over="ignore", under="ignore"):
+    shift[...] = 0
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         np.exp(x, out=out)
         np.matmul(out, ones, out=sums)
-        shift[...] = 0
         safe = (sums > 1 / SAFE) & (sums < SAFE)
-        if not safe.all():
-            np.max(x, axis=1, out=shift, initial=-math.inf)
-            shift[safe | ~np.isfinite(shift)] = 0
+    if not safe.all():
+        np.max(x, axis=1, out=shift, initial=-math.inf)
+        shift[safe | ~np.isfinite(shift)] = 0
+        with np.errstate(over="ignore", under="ignore"):
             np.subtract(x, shift[:, None], out=out)
             np.exp(out, out=out)
             np.matmul(out, ones, out=sums)

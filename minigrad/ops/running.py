@@ -113,7 +113,8 @@ def product_of_others(rows: Array) -> Array:
 
 def _prod_rule(g: Array, x: Array, axis: Axes, keepdims: bool, where: Array | None) -> Array:
     axes, counting = _axes(x, axis), x if where is None else masked(x, where) + ~where
-    rows, g = _as_rows(counting, axes), _as_rows(broadcast_back(g, x.shape, axis, keepdims), axes)
+    g = masked(broadcast_back(g, x.shape, axis, keepdims), where)
+    rows, g = _as_rows(counting, axes), _as_rows(g, axes)
     if is_half(x.dtype):  # rounded once, at the end
         rows, g = astype(rows, np.float32), astype(g, np.float32)
     out = in_range(lambda: array_of(g) * product_of_others(array_of(rows)))

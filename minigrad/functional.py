@@ -34,6 +34,9 @@ class _Variable(Tensor):
     __slots__ = ("birth",)
     birth: int
 
+    def _in_place(self, sign: str, made: Tensor) -> Tensor:
+        return made  # the name belongs to the function, which may give it to another tensor
+
 
 def _now() -> int:
     return next(node_ids)

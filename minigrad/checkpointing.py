@@ -148,16 +148,13 @@ def checkpoint(fn: Function, *args: Any) -> Any:
         Plan(wrt=tuple(range(len(edges))), names=tuple(f"argument {i}" for i in range(len(args)))),
         tuple(edges),
         [a._data if m else a for a, m in zip(args, made, strict=True)],
-        (),
-        None,
+        *((out.shape, out.dtype) if isinstance(out, Tensor) else zip(*((o.shape, o.dtype) for o in outs), strict=True)),
     )
     node.versions = [(*kept, len(edges) + k) for k, kept in enumerate(reading.versions)]
     results = [o.detach() for o in outs]
     if isinstance(out, Tensor):
-        node.shape, node.dtype = out.shape, out.dtype
         attach(results[0], node)
     else:
-        node.shape, node.dtype = tuple(r.shape for r in results), tuple(r.dtype for r in results)
         attach_several(results, node)
     result = alike(out, [r if o.requires_grad else o.detach() for r, o in zip(results, outs, strict=True)])
     _tell(node, result, started)

@@ -48,13 +48,13 @@ class Pass:
 
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
-        with self.blocks:
+        with enable_grad() if self.create_graph else no_grad(), in_precision(None), self.blocks:
             if self.targets is not None:
                 self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.inner)
                 self.useful = self.leading | self.targets
             for edge, g in roots:
                 if self.useful is None or edge in self.useful:
-                    self.accumulate(edge, g)
+                    self.accumulate(edge, _wrapped(g) if self.create_graph else array_of(g))
             while self.heap:
                 node = heapq.heappop(self.heap)[1]
                 g = self.pending.pop(node)
@@ -102,8 +102,7 @@ class Pass:
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` in the shape and dtype of ``edge``: broadcasting is undone, any other difference refused."""
-        if self.create_graph and not isinstance(g, core.Tensor):
-            g = core.Tensor._wrap(g)
+        g = _wrapped(g) if self.create_graph else g
         if g.shape != edge.shape:
             if not made_by.elementwise:
                 got, hint = f"{g.shape} from a rule of {made_by.name!r}", "a rule returns the shape of its argument"
@@ -117,9 +116,8 @@ class Pass:
             return g
         g = g if self.create_graph else array_module(g).array(g)  # a copy, into which hooks may write
         for hook in tuple(edge._hooks):
-            given = hook(g)
-            hint = "None leaves the gradient as it is"
-            g = g if given is None else _given(given, "a gradient from a hook", g, hint)
+            new = hook(g)
+            g = g if new is None else _given(new, "a gradient from a hook", g, "None leaves the gradient as it is")
         return g
 
     def accumulate(self, edge: Any, g: Any) -> None:
@@ -210,8 +208,7 @@ def _seed(out: Any, gradient: Any) -> Any:
 
 def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
     """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from, as ``Tensor.backward`` does."""
-    with no_grad(), in_precision(None):
-        Pass(retain_graph=retain_graph).run([(out.node or out, array_of(_seed(out, gradient)))])
+    Pass(retain_graph=retain_graph).run([(out.node or out, _seed(out, gradient))])
 
 
 @explained
@@ -245,12 +242,10 @@ def grad(
             got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
             raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
-    start = _wrapped if create_graph else array_of
-    roots = [(out.node or out, start(seed)) for out, seed in zip(outputs, seeds, strict=True)]
+    roots = [(out.node or out, seed) for out, seed in zip(outputs, seeds, strict=True)]
     edges = [tensor.node or tensor for tensor in inputs]
     work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
-    with enable_grad() if create_graph else no_grad(), in_precision(None):
-        work.run(roots)
+    work.run(roots)
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]
     if missing and not allow_unused:
         raise GraphError("outputs made from every input", f"no path to input {missing[0]}", "or pass allow_unused=True")

@@ -250,28 +250,25 @@ class Primitive(Operation[P]):
         """The result as a Tensor, with a Node where a plan says what to keep."""
         if type(out) is tuple:
             results = tuple(Tensor._wrap(piece) for piece in out)
-            shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
             if plan is not None:
-                node = self._make_node(plan, values, raw, out, extras, shapes, dtypes)
-                attach_several(results, node)
-                if plan.watches_out:
-                    node.versions += [(r._version, r._version[0], -1) for r in results]
+                attach_several(results, self._make_node(plan, values, raw, out, extras, results))
             return results
         result = Tensor._wrap(out)
         out = result._data
         if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
             result._version = values[0]._version
         if plan is not None and is_floating(out.dtype):
-            node = self._make_node(plan, values, raw, out, extras, out.shape, out.dtype)
-            attach(result, node)
-            if plan.watches_out:
-                node.versions.append((result._version, result._version[0], -1))
+            attach(result, self._make_node(plan, values, raw, out, extras, (result,)))
         return result
 
-    def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
+    def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, results: tuple[Any, ...]) -> Node:
         parents = tuple([values[i].node or values[i] for i in plan.wrt])
+        several = type(out) is tuple
+        shape, dtype = zip(*((r.shape, r.dtype) for r in results), strict=True) if several else (out.shape, out.dtype)
         node = Node(self, plan, parents, [fetch(raw, out, extras) for fetch in plan.fetch], shape, dtype)
         node.versions = [(x._version, x._version[0], i) for i in plan.watched if isinstance(x := values[i], Tensor)]
+        if -1 in plan.sources:
+            node.versions += [(result._version, result._version[0], -1) for result in results]
         return node
 
     def _plan(self, wanted: tuple[int, ...]) -> Plan | None:

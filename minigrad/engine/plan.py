@@ -37,7 +37,6 @@ class Plan:
     fetch: tuple[Fetch, ...] = ()  # how to get each of them
     calls: tuple[tuple[Rule, tuple[int, ...], tuple[int, ...] | None], ...] = ()  # rule, residuals, picks if joint
     watched: tuple[int, ...] = ()  # positions of the arguments that are residuals
-    watches_out: bool = False
     sources: tuple[int | None, ...] = ()  # for each residual the argument that it is; -1: the result; None: neither
     needs: tuple[bool, ...] = ()  # for each argument with a rule
 
@@ -88,7 +87,7 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
     fetch = tuple(_fetch(name, position, needs) for name in places)
     watched = tuple(position[name] for name in places if name in position)
     sources = tuple(-1 if name == "out" else position.get(name) for name in places)
-    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, "out" in places, sources, needs)
+    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, sources, needs)
 
 
 def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetch:

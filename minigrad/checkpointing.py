@@ -122,7 +122,8 @@ def checkpoint(fn: Function, *args: Any) -> Any:
 
     Costs a second forward pass of ``fn``, saves all that it would have kept. Gradients reach the arguments and every
     tensor that ``fn`` reads from outside, such as weights. Random numbers of ``minigrad.random`` are drawn again
-    alike, and products are rounded alike where ``autocast`` was on.
+    alike, and products are rounded alike where ``autocast`` was on. A GraphError tells of tensors that changed since,
+    and of a function that does something else by now. What else ``fn`` does, such as printing, it does twice.
 
     >>> import minigrad as mg
     >>> x = mg.Tensor([1.0, 2.0], requires_grad=True)

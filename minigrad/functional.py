@@ -14,7 +14,7 @@ import numpy as np
 
 from minigrad import ops
 from minigrad.backend import array_module, is_floating
-from minigrad.checkpointing import Function, several
+from minigrad.checkpointing import Function, alike, several
 from minigrad.checkpointing import checkpoint as checkpoint
 from minigrad.creation import asarray
 from minigrad.engine.backward import grad, nodes_behind
@@ -101,7 +101,7 @@ def _one_or_all(results: Sequence[Any], single: bool) -> Any:
 def _detached(out: Any, nested: bool) -> Any:
     if nested:
         return out
-    return type(out)(o.detach() for o in out) if isinstance(out, tuple | list) else out.detach()
+    return alike(out, [o.detach() for o in several(out)])
 
 
 def _tangents(variables: Sequence[Tensor], given: Any) -> list[Tensor]:

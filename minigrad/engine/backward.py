@@ -65,7 +65,7 @@ class Pass:
                     self.found[node] = g
                 if self.leading is None or node in self.leading:
                     self.visit(node, g)
-            leaves = {leaf: self.hooked(leaf, g) for leaf, g in self.pending.items()}
+            leaves = {leaf: self.hooked(leaf, g) for leaf, g in self.pending.items() if leaf._requires_grad}
             if self.targets is not None:
                 self.found |= leaves
                 return

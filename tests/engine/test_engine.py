@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import math
 import operator
 import sys
 import threading
@@ -432,6 +433,50 @@ def test_a_constant_among_a_checkpoints_results_stays_one(kind):
     assert (out[0].requires_grad, out[1].requires_grad, out[1].node) == (True, False, None)
     (out[0].sum() * out[1]).sum().backward()
     assert x.grad.tolist() == [14, 28]
+
+
+def test_a_leaf_that_was_frozen_since_gets_no_gradient():
+    for wrap in (lambda f, *a: f(*a), mg.checkpoint):
+        x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        out = wrap(mg.multiply, x, y).sum()
+        x.requires_grad = False
+        out.backward()
+        assert (x.grad, y.grad.tolist()) == (None, [1, 2])
+
+
+def test_transforms_keep_named_results():
+    out, pull = mg.vjp(lambda x: Pair(x * x, x + 1.0), np.array([1.0, 2.0]))
+    assert type(out) is Pair and out.constant.tolist() == [2, 3]
+    assert pull(Pair(np.ones(2), np.zeros(2))).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
+def test_transforms_nest(order):
+    """x⁵ and its derivatives at 2; by value_and_grad, jvp and vjp in turns."""
+    ways = [
+        lambda f: lambda x: mg.value_and_grad(f)(x)[1],
+        lambda f: lambda x: mg.jvp(f, x, mg.Tensor(1.0))[1],
+        lambda f: lambda x: mg.vjp(f, x)[1](mg.Tensor(1.0)),
+        lambda f: (
+            lambda x: mg.hvp(lambda v: f(v) * v, x, mg.Tensor(0.5))[1] - 0.5 * x * mg.hvp(f, x, mg.Tensor(1.0))[1]
+        ),
+    ]  # the last: (f·x)'' / 2 - x f'' / 2 is f'
+    for first in range(4):
+        f = lambda x: x**5  # noqa: E731
+        for k in range(order):
+            f = ways[(first + k) % 4](f)
+        expected = math.factorial(5) / math.factorial(5 - order) * 2.0 ** (5 - order)
+        np.testing.assert_allclose(f(mg.Tensor(2.0)).item(), expected, rtol=1e-12)
+
+
+def test_a_transform_that_fails_inside_of_another_leaves_that_alone():
+    def f(x):
+        with pytest.raises(ZeroDivisionError):
+            mg.hvp(lambda v: (v * v).sum() / (1 // 0), x, x)
+        return x * mg.value_and_grad(lambda y: x * y)(1.0)[1]  # x, not 1: each derivative is by its own variable
+
+    assert mg.value_and_grad(f)(3.0)[1].item() == 6
+    assert mg.is_grad_enabled()
 
 
 # ---- 28: modes ------------------------------------------------------------------------------------------------------

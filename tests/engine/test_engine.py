@@ -462,7 +462,7 @@ def test_transforms_nest(order):
         ),
     ]  # the last: (f·x)'' / 2 - x f'' / 2 is f'
     for first in range(4):
-        f = lambda x: x**5  # noqa: E731
+        f = lambda x: x**5
         for k in range(order):
             f = ways[(first + k) % 4](f)
         expected = math.factorial(5) / math.factorial(5 - order) * 2.0 ** (5 - order)

@@ -1,4 +1,4 @@
-"""What people type out of habit from torch, and what to type here: one table of names, one of keywords."""
+"""What people type out of habit from torch, and what to type here: tables of names and of keywords."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = {
     "linalg": "np.linalg, without a gradient",
     # gradients
     "requires_grad_": "x.requires_grad = True", "detach_": "detach()", "zero_": "x.data = 0 * x.data",
-    "grad_fn": "x.node; minigrad.draw(x) shows the graph", "is_leaf": "requires_grad",
+    "grad_fn": "x.node; minigrad.draw(x) shows the graph", "is_leaf": "x.node is None",
     "retain_grad": "register_hook, or minigrad.grad",
     "data_ptr": "x.data", "autograd": "minigrad.grad, minigrad.functional",
     "set_grad_enabled": "minigrad.no_grad, enable_grad",
@@ -49,8 +49,8 @@ NAMES = {
     "empty": "minigrad.zeros", "linspace": "minigrad.asarray(np.linspace(…))", "zeros_like": "0 * x",
     "ones_like": "0 * x + 1", "full_like": "minigrad.full(x.shape, …)", "new_zeros": "minigrad.zeros",
     "new_ones": "minigrad.ones", "new_tensor": "minigrad.Tensor", "allclose": "np.allclose",
-    "nn": "import nn; where a file of yours has that name, from minigrad import nn",
-    "optim": "import optim", "Parameter": "nn.Parameter", "RMSprop": "optim.Adam", "Adagrad": "optim.Adam",
+    "nn": "from minigrad import nn", "optim": "from minigrad import optim",
+    "Parameter": "nn.Parameter", "RMSprop": "optim.Adam", "Adagrad": "optim.Adam",
     "lr_scheduler": "optim.cosine_schedule",
     # layers and losses
     "MultiheadAttention": "nn.MultiHeadAttention", "Identity": "nn.Sequential()", "Flatten": "x.reshape(len(x), -1)",
@@ -90,11 +90,18 @@ OUT_OF_SCOPE = {
 KEYWORDS = {
     "dim": "axis", "dims": "axis", "keepdim": "keepdims", "other": "y", "input": "x", "exponent": "y", "dim0": "axis1",
     "dim1": "axis2", "index": "indices", "src": "values", "unbiased": "ddof", "correction": "ddof", "p": "ord",
-    "largest": "k", "descending": "axis", "split_size": "indices_or_sections", "chunks": "indices_or_sections",
+    "chunks": "indices_or_sections",
     "embed_dim": "d_model", "dim_feedforward": "d_ff", "nhead": "num_heads", "tensors": "arrays", "shifts": "shift",
     "diagonal": "k", "pad": "pad_width", "value": "constant_values", "fill_value": "value", "size": "shape",
     "learning_rate": "lr", "beta1": "betas", "beta2": "betas", "epsilon": "eps", "l2": "weight_decay",
 }  # fmt: skip
+
+# A keyword of torch for which none of ours means the same, and what to write.
+INSTEAD = {
+    "descending": "flip(…, axis) turns the ascending order around",
+    "largest": "topk of -x finds the smallest",
+    "split_size": "indices_or_sections= counts the pieces, or says where to cut",
+}
 
 
 def keyword_hint(unknown: str, known: Collection[str]) -> str:
@@ -105,6 +112,8 @@ def keyword_hint(unknown: str, known: Collection[str]) -> str:
     >>> keyword_hint("weightdecay", ["lr", "weight_decay"])
     'weight_decay= may be what is meant'
     """
+    if unknown in INSTEAD:
+        return INSTEAD[unknown]
     if KEYWORDS.get(unknown) in known:
         return f"{KEYWORDS[unknown]}= takes the place of {unknown}="
     alike = get_close_matches(unknown, known, 1, 0.75)

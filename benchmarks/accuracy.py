@@ -24,7 +24,7 @@ import minigrad as mg
 
 Numbers = dict[tuple[int, ...], np.ndarray]
 
-PAGE = """# To the last digits
+PAGE = """# Accuracy in units in the last place
 
 How far values and derivatives of the elementwise operations are from the right numbers at worst, in units in the last
 place, over points spread evenly in the exponent over the whole range of the dtype (a third of them), near 0 and towards

@@ -164,7 +164,8 @@ log_softmax and cross_entropy are differences of logarithms: a value next to 0 h
 ## What it costs
 
 Forward and backward pass together, new time by old, on 10⁵ numbers, each the least of 80 runs, old and new in turn in
-one process (an Intel Xeon with AVX-512, NumPy 2.4; others used the machine too, so that a twentieth is noise):
+one process (an Intel Xeon with AVX-512, NumPy 2.4; others used the machine too, so that a twentieth is noise). The old
+code is gone, so that no command repeats it:
 
 | operation | float64 | float32 | why it can't be less |
 |---|---|---|---|

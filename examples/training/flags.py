@@ -2,8 +2,9 @@
 
 ``flag`` declares a field, ``parse`` reads a command line into the flags that were given, and ``complete`` or ``merge``
 fills in the rest, from the defaults or from the run that is continued. Dashes and underscores are the same
-(``--max_iters``), and every mistake on a command line is reported, not only the first. What
-all trainers take is a field of ``TrainingFlags``, below; a flag of one program is a field of that program's ``Config``.
+(``--max_iters``), and every mistake on a command line is reported, not only the first.
+
+What all trainers take are fields of ``TrainingFlags``, below; a flag of one program is a field of its ``Config``.
 """
 
 from __future__ import annotations

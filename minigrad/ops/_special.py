@@ -1,7 +1,7 @@
-"""Special functions on plain arrays: values of SciPy and CuPy, and four families that neither has.
+"""Special functions on plain arrays: values of SciPy and CuPy, and five families that neither has.
 
-The families are the derivatives of what SciPy has, in forms that add positive terms alone. Their arguments are computed
-in float64, whatever comes.
+The families are the derivatives of what SciPy has, in forms that lose no digits by subtraction. They are computed in
+float64, whatever comes.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def evaluate(name: str, *args: Any) -> Any:
         raise DeviceError(
             f"arrays on the CPU for {name}", "an array on a GPU: CuPy has no such function", "x.to('cpu')"
         )
-    dtype = _floating(args)
+    dtype = floating(args)
     if dtype is None:
         return function(*args)
     wide = np.dtype(np.float32) if is_half(dtype) else dtype
     return cast_to(function(*[a.astype(wide, copy=False) if hasattr(a, "dtype") else a for a in args]), dtype)
 
 
-def _floating(args: Any) -> Any:
+def floating(args: Any) -> Any:
     """The dtype of the floating-point arrays among ``args``, None where there is none: whole numbers don't widen it."""
     found = [a.dtype for a in args if hasattr(a, "dtype") and is_floating(a.dtype)]
     return np.result_type(*found) if found else None
@@ -60,7 +60,7 @@ def polygamma(n: Any, x: Any) -> Any:
     xp = array_module(n, x)
     if isinstance(n, int) and n == 0:
         return evaluate("digamma", x)
-    dtype = _floating([x]) or np.dtype(np.float64)
+    dtype = floating([x]) or np.dtype(np.float64)
     wide = np.dtype(np.float32) if is_half(dtype) else dtype
     n, x = xp.asarray(n).astype(wide), xp.asarray(x).astype(wide)
     with np.errstate(all="ignore"):
@@ -73,7 +73,7 @@ def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:
-        xp, dtype = array_module(*args), _floating(args) or np.dtype(np.float64)
+        xp, dtype = array_module(*args), floating(args) or np.dtype(np.float64)
         wide = [a if type(a) is int else xp.asarray(a, dtype=np.float64) for a in args]
         with np.errstate(all="ignore"):
             return cast_to(function(xp, *wide), dtype)
@@ -129,6 +129,25 @@ def decaying(xp: Any, x: Array, n: int) -> Array:
 
 
 @in_double
+def ive_slope(xp: Any, v: Array, z: Array, n: int) -> Array:
+    """The n-th derivative of ``ive(v, z)`` by |z|, times the sign that I_v has at z.
+
+    It is ``2⁻ⁿ`` times the difference of order 2n in v; for large z, where that cancels, by Hankel's series.
+    """
+    size = abs(z)
+    far = size > 30 + v * v
+    near, big = xp.where(far, 1, size), xp.where(far, size, 100 + v * v)
+    steps = [(-1) ** j * math.comb(2 * n, j) * evaluate("ive", v - n + j, near) for j in range(2 * n + 1)]
+    term, series = xp.ones_like(big), 0.0
+    for k in range(24):
+        series = series + term * (math.gamma(k + 0.5 + n) / math.gamma(k + 0.5))
+        term = term * ((2 * k + 1) ** 2 - 4 * v * v) / (8 * (k + 1) * big)
+    series = (-1) ** n * series / xp.sqrt(2 * math.pi * big) / big**n
+    parity = xp.where(v % 2 == 0, 1.0, xp.where(v % 2 == 1, -1.0, math.nan))
+    return xp.where(far, series, sum(steps) / 2**n) * xp.where(z < 0, parity, 1.0)
+
+
+@in_double
 def bessel(xp: Any, x: Array, n: int, sign: int) -> Array:
     """Bessel's J_n (sign -1) or I_n (sign 1) for n = 2, 3, …: by recurrence from n = 0 and 1, near 0 by the series."""
     f, g = (evaluate(name, x) for name in (("j0", "j1") if sign < 0 else ("i0", "i1")))
@@ -142,6 +161,26 @@ def bessel(xp: Any, x: Array, n: int, sign: int) -> Array:
         term = term * (sign * half * half / (k * (n + k)))
         total = total + term
     return xp.where(near, total, xp.where(xp.isinf(f), f, g))
+
+
+@in_double
+def gamma_density(xp: Any, a: Array, x: Array) -> Array:
+    """``x^(a-1) e^-x / Γ(a)``, the slope of gammainc."""
+    return xp.exp(evaluate("xlogy", a - 1, x) - x - evaluate("gammaln", a))
+
+
+@in_double
+def beta_density(xp: Any, a: Array, b: Array, x: Array) -> Array:
+    """``x^(a-1) (1-x)^(b-1) / B(a, b)``, the slope of betainc."""
+    powers = evaluate("xlogy", a - 1, x) + evaluate("xlog1py", b - 1, -x)
+    return xp.exp(powers - evaluate("betaln", a, b))
+
+
+@in_double
+def student_density(xp: Any, df: Array, t: Array) -> Array:
+    """``(1 + t²/df)^(-(df+1)/2) / (√df B(df/2, ½))``, the slope of stdtr."""
+    power = (df + 1) / 2 * xp.log1p(t * t / df)
+    return xp.exp(-power - evaluate("betaln", df / 2, 0.5)) / xp.sqrt(df)
 
 
 _BERNOULLI = [1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510]

@@ -1,7 +1,7 @@
 """Special functions and their derivatives. Values are SciPy's, on a GPU CuPy's; the derivatives are ours.
 
 SciPy is imported when a function is used. Where the textbook's derivative subtracts two numbers that are nearly equal,
-the rule calls one of four families of functions, which come first. An argument by which there is no closed derivative
+the rule calls one of five families of functions, which come first. An argument by which there is no closed derivative
 is refused when its gradient is asked for.
 """
 
@@ -38,7 +38,7 @@ from minigrad.ops.shape import squeeze
 __all__ = [
     "beta", "betainc", "betaln", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "expit", "gamma",
     "gammainc", "gammaincc", "gammaln", "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1", "jn", "log_ndtr", "logit",
-    "logsumexp", "ndtr", "ndtri", "polygamma", "psi", "rel_entr", "xlog1py", "xlogy", "y0", "y1", "zeta",
+    "logsumexp", "ndtr", "ndtri", "polygamma", "psi", "rel_entr", "stdtr", "xlog1py", "xlogy", "y0", "y1", "zeta",
 ]
 # fmt: on
 
@@ -104,6 +104,23 @@ def decaying(x: Array, n: int) -> Array:
     return _special.decaying(x, n)
 
 
+def _ive_slope(numpy: Any, v: Any, z: Any, n: int) -> Any:
+    """The twin of ``ive_slope`` for n = 0 and 1, by the recurrence of its orders."""
+    ive = library().ive
+    return ive(v, z) if n == 0 else (ive(v - 1, z) + ive(v + 1, z)) / 2 - ive(v, z)
+
+
+@elementwise(
+    torch=False,
+    numpy=_ive_slope,
+    domain=(0.5, 4.0),
+    samples=[sample(v, (2, 3), n=n) for v in (0, 2.5) for n in (0, 1)],
+)
+def ive_slope(v: Array, z: Array, n: int) -> Array:
+    """The n-th derivative of ``ive(v, z)`` by ``|z|``."""
+    return _special.ive_slope(v, z, n)
+
+
 @elementwise(
     torch=False,
     numpy=lambda numpy, x, n, sign: (library().jv if sign < 0 else library().iv)(n, x),
@@ -129,6 +146,7 @@ polygamma_step.defvjp(lambda g, a, b, n: g * polygamma_step(a, b, n + 1),
                       lambda g, a, b, n: g * _polygamma(n + 1, a + b))
 scaled_tail   .defvjp(lambda g, x, n: g * (-2 * (n + 1)) * scaled_tail(x, n + 1))
 decaying      .defvjp(lambda g, x, n: -g * sign(x) * decaying(x, n + 1))
+ive_slope     .defvjp(None, lambda g, v, z, n: g * sign(z) * ive_slope(v, z, n + 1))
 bessel        .defvjp(lambda g, x, n, sign: g * _bessel_slope(x, n, sign))
 # fmt: on
 
@@ -225,6 +243,16 @@ def betainc(a: Array, b: Array, x: Array) -> Array:
     return evaluate("betainc", a, b, x)
 
 
+@special(samples=[sample(3.5, (2, 3)), sample(0.7, ())])
+def stdtr(df: Array, t: Array) -> Array:
+    """Distribution function of Student's t with ``df`` degrees of freedom; no derivative by df; on the CPU alone.
+
+    >>> print(float(stdtr(1.0, 1.0)).__round__(4))
+    0.75
+    """
+    return evaluate("stdtr", df, t)
+
+
 @special(
     domain=(0.5, 3.0),
     torch=lambda t, x, q: t.special.zeta(t.as_tensor(x, dtype=q.dtype), q),
@@ -241,15 +269,10 @@ def zeta(x: Array, q: Array = None) -> Array:
     return evaluate("zeta", x, 1.0 if q is None else q)
 
 
-def _gamma_density(a: Array, x: Array) -> Array:
-    """``x^(a-1) e^-x / Γ(a)``."""
-    return exp(xlogy(a - 1, x) - x - gammaln(a))
-
-
-def _beta_density(a: Array, b: Array, x: Array) -> Array:
-    """``x^(a-1) (1-x)^(b-1) / B(a, b)``."""
-    return exp(xlogy(a - 1, x) + xlog1py(b - 1, -x) - betaln(a, b))
-
+# The densities of the distributions whose distribution functions these are; they are tested as slopes.
+gamma_density = Primitive(lambda a, x: _special.gamma_density(a, x), elementwise=True)
+beta_density = Primitive(lambda a, b, x: _special.beta_density(a, b, x), elementwise=True)
+student_density = Primitive(lambda df, t: _special.student_density(df, t), elementwise=True)
 
 # fmt: off
 gammaln  .defvjp(lambda g, x: g * digamma(x))
@@ -259,10 +282,14 @@ polygamma.defvjp(_refuse("polygamma", "n", "a whole number"), lambda g, n, x: g 
 beta     .defvjp(lambda g, a, b, out: -g * out * polygamma_step(a, b, 0),
                  lambda g, a, b, out: -g * out * polygamma_step(b, a, 0))
 betaln   .defvjp(lambda g, a, b: -g * polygamma_step(a, b, 0), lambda g, a, b: -g * polygamma_step(b, a, 0))
-gammainc .defvjp(_refuse("gammainc", "a"), lambda g, a, x: g * _gamma_density(a, x))
-gammaincc.defvjp(_refuse("gammaincc", "a"), lambda g, a, x: -g * _gamma_density(a, x))
-betainc  .defvjp(_refuse("betainc", "a"), _refuse("betainc", "b"), lambda g, a, b, x: g * _beta_density(a, b, x))
+gammainc .defvjp(_refuse("gammainc", "a"), lambda g, a, x: g * gamma_density(a, x))
+gammaincc.defvjp(_refuse("gammaincc", "a"), lambda g, a, x: -g * gamma_density(a, x))
+betainc  .defvjp(_refuse("betainc", "a"), _refuse("betainc", "b"), lambda g, a, b, x: g * beta_density(a, b, x))
+stdtr    .defvjp(_refuse("stdtr", "df"), lambda g, df, t: g * student_density(df, t))
 zeta     .defvjp(_refuse("zeta", "x"), lambda g, x, q: -g * x * zeta(x + 1, q))
+gamma_density  .defvjp(None, lambda g, a, x, out: g * out * ((a - 1) / x - 1))
+beta_density   .defvjp(None, None, lambda g, a, b, x, out: g * out * ((a - 1) / x - (b - 1) / (1 - x)))
+student_density.defvjp(None, lambda g, df, t, out: -g * out * (df + 1) * (t / (df + t * t)))
 # fmt: on
 psi = digamma
 
@@ -625,7 +652,7 @@ i0e.defvjp(lambda g, x: -g * sign(x) * decaying(x, 1))
 i1e.defvjp(lambda g, x: g * (decaying(x, 2) - decaying(x, 1)))
 jn .defvjp(_refuse("jn", "n"), lambda g, n, x: g * (jn(n - 1, x) - jn(n + 1, x)) / 2)
 iv .defvjp(_refuse("iv", "v"), lambda g, v, z: g * (iv(v - 1, z) + iv(v + 1, z)) / 2)
-ive.defvjp(_refuse("ive", "v"), lambda g, v, z, out: g * ((ive(v - 1, z) + ive(v + 1, z)) / 2 - sign(z) * out))
+ive.defvjp(_refuse("ive", "v"), lambda g, v, z: g * sign(z) * ive_slope(v, z, 1))
 # fmt: on
 
 # ---- code that is written for SciPy ----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ import numpy as np
 from minigrad.backend import Array, array_module, array_of, is_floating
 from minigrad.engine.registry import Composite, register, sample
 from minigrad.errors import ArgumentError, ShapeError
-from minigrad.messages.explain import describe, explained
+from minigrad.messages.explain import describe, explained, wrong_call
 from minigrad.ops import special as s
 from minigrad.ops._special import floating
 from minigrad.ops.elementwise import exp, expm1, log, log1p, normal_density
@@ -50,16 +50,10 @@ NAMES = {
 # ---- location, scale and support -------------------------------------------------------------------------------------
 
 
-def _log(p: Array) -> Array:
-    """The logarithm of a probability, -∞ without a gradient where that is 0."""
-    nothing = p == 0
-    return where(nothing, -math.inf, log(where(nothing, 1, p)))
-
-
-def _log1mexp(z: Array) -> Array:
-    """``ln(1 - e^-z)`` for z ≥ 0, exact at both ends."""
-    small = z < math.log(2)
-    return where(small, _log(-expm1(-where(small, z, 1))), log1p(-exp(-where(small, 1, z))))
+def _log(p: Array, rest: Array) -> Array:
+    """The logarithm of a probability and of 1 less the rest, the smaller of which is exact; no gradient at -∞."""
+    nothing, likely = p == 0, p > 0.5
+    return where(nothing, -math.inf, where(likely, log1p(-where(likely, rest, 0)), log(where(nothing | likely, 1, p))))
 
 
 def _number(value: Any, like: Any) -> Any:
@@ -88,8 +82,8 @@ class Family:
         density = "logpmf" if self.discrete else "logpdf"
         rest: dict[str, Function] = {
             density.removeprefix("log"): lambda *args: exp(standard[density](*args)),
-            "logcdf": lambda *args: _log(standard["cdf"](*args)),
-            "logsf": lambda *args: _log(standard["sf"](*args)),
+            "logcdf": lambda *args: _log(standard["cdf"](*args), standard["sf"](*args)),
+            "logsf": lambda *args: _log(standard["sf"](*args), standard["cdf"](*args)),
         }
         for method, function in (rest | standard).items():
             setattr(self, method, self._operation(method, function))
@@ -104,7 +98,10 @@ class Family:
         """The function of x, shapes, location and scale, with its signature and its twin in SciPy."""
 
         def located(*args: Any, **kwargs: Any) -> Any:
-            bound = self.signature.bind(*args, **kwargs)
+            try:
+                bound = self.signature.bind(*args, **kwargs)
+            except TypeError:
+                raise wrong_call(located, args, kwargs) from None
             bound.apply_defaults()
             *places, loc, scale = bound.args if "scale" in bound.arguments else (*bound.args, 1.0)
             return self._at(method, function, *places, loc=loc, scale=scale)
@@ -126,12 +123,12 @@ class Family:
             x = x.detach() if hasattr(x, "detach") else x
         if getattr(getattr(x, "dtype", None), "kind", "f") in "biu":
             x = x.astype(floating([array_of(v) for v in (*shapes, loc, scale)]) or np.float64)
-        z = (x - loc) / scale
-        below, above, wrong = array_of(z) < least, array_of(z) > largest, False
-        *shapes, scale = [_number(value, z) for value in (*shapes, scale)]  # type: ignore[assignment]
+        wrong: Any = False
         for value in (*shapes, scale):
             wrong = wrong | (array_of(value) >= 0 if self.discrete else array_of(value) > 0) ^ True
-        *safe, scale = [where(wrong, 1, value) for value in (*shapes, scale)]
+        *safe, scale = [where(wrong, 1, _number(value, x)) for value in (*shapes, scale)]
+        z = (x - loc) / scale
+        below, above = array_of(z) < least, array_of(z) > largest
         with np.errstate(over="ignore", under="ignore"):
             result = function(where(below | above | wrong, between, z), *safe)
             result = result - log(scale) if method == "logpdf" else result / scale if method == "pdf" else result
@@ -163,7 +160,7 @@ norm = Family(
 expon = Family(
     "expon", "x loc scale", POSITIVE,
     logpdf=lambda z: -z,
-    cdf=lambda z: -expm1(-z), logcdf=_log1mexp,
+    cdf=lambda z: -expm1(-z),
     sf=lambda z: exp(-z), logsf=lambda z: -z,
 )  # fmt: skip
 t = Family(

@@ -26,7 +26,7 @@ def library(on_gpu: bool = False) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        hint = "pip install 'minigrad-numpy[scipy]'"
+        hint = f"pip install -e '.[{'cuda' if on_gpu else 'scipy'}]' in the folder of minigrad"
         raise MissingPackageError(f"{name}, which computes the special functions", str(error), hint) from error
 
 

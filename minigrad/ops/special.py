@@ -481,7 +481,7 @@ def _relative_entropy_slope(x: Array, y: Array) -> Array:
 
 
 # fmt: off
-logit   .defvjp(lambda g, x: g / (x * (1 - x)))
+logit   .defvjp(lambda g, x: g / x + g / (1 - x))
 xlogy   .defvjp(lambda g, x, y: g * _log_or_zero(log, x, y, 0), lambda g, x, y: g * _quotient(x, y))
 xlog1py .defvjp(lambda g, x, y: g * _log_or_zero(log1p, x, y, -1), lambda g, x, y: g * _quotient(x, 1 + y))
 entr    .defvjp(lambda g, x: -g * (log(x) + 1))

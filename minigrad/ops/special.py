@@ -155,7 +155,7 @@ bessel        .defvjp(lambda g, x, n, sign: g * _bessel_slope(x, n, sign))
 
 @special(torch="special.gammaln", domain=(0.2, 4.0))
 def gammaln(x: Array) -> Array:
-    """``ln |Γ(x)|`` of each element; infinite at 0, -1, -2, …
+    """``ln |Γ(x)|`` of each element, infinite at 0, -1, -2 and so on.
 
     >>> print(float(gammaln(4.0)).__round__(4))
     1.7918
@@ -258,7 +258,7 @@ def stdtr(df: Array, t: Array) -> Array:
     torch=lambda t, x, q: t.special.zeta(t.as_tensor(x, dtype=q.dtype), q),
     samples=[sample(2.5, (2, 3)), sample(4.0, ())],
 )
-def zeta(x: Array, q: Array = None) -> Array:
+def zeta(x: Array, q: Array | None = None) -> Array:
     """Hurwitz' ``ζ(x, q) = Σ (q + k)^-x`` over k = 0, 1, …; Riemann's for q = 1 or None; no derivative by x.
 
     >>> print(float(zeta(2.0)).__round__(4))

@@ -221,3 +221,25 @@ def test_dirichlet() -> None:
         stats.dirichlet.logpdf(np.array([0.5, 0.6, 0.1]), alpha)
     with pytest.raises(ShapeError, match="components along the first axis"):
         stats.dirichlet.logpdf(x.T, alpha)
+
+
+SPREAD = np.array([[2.0, 0.3, -0.4], [0.3, 1.5, 0.2], [-0.4, 0.2, 0.7]])
+
+
+@pytest.mark.parametrize("cov", [SPREAD, np.array([0.5, 1.0, 2.0]), 1.7], ids=["matrix", "variances", "number"])
+def test_multivariate_normal(cov: Any) -> None:
+    rng = np.random.default_rng(1)
+    x, mean = rng.normal(size=(2, 4, 3)), rng.normal(size=3)
+    ours, theirs = stats.multivariate_normal.logpdf, scipy.stats.multivariate_normal.logpdf
+    np.testing.assert_allclose(ours(x, mean, cov), theirs(x, mean, cov), rtol=1e-12)
+    np.testing.assert_allclose(ours(x[0, 0]), theirs(x[0, 0], np.zeros(3)), rtol=1e-12)
+    for check in (mg.gradcheck, mg.gradgradcheck):
+        assert check(ours, [x[0], mean, np.asarray(cov)])
+
+
+def test_multivariate_normal_refuses() -> None:
+    ours = stats.multivariate_normal.logpdf
+    with pytest.raises(np.linalg.LinAlgError):
+        ours(np.ones(2), np.zeros(2), -np.eye(2))
+    with pytest.raises(ShapeError, match="k is the dimension"):
+        ours(np.ones(3), np.zeros(2), np.eye(2))

@@ -220,8 +220,7 @@ def _dirichlet(x: Array, alpha: Array) -> Array:
 
 def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1) -> Array:
     """Logarithm of the density at x, of shape (..., k); ``cov`` is a matrix, a vector of variances or one for all."""
-    from minigrad.linalg import cholesky, solve_triangular
-
+    linalg = importlib.import_module("minigrad.linalg")
     x = x if hasattr(x, "ndim") else np.asarray(x, np.float64)
     k = x.shape[-1] if x.ndim else 0
     if not x.ndim or np.shape(mean) not in ((), (k,)) or np.shape(cov) not in ((), (k,), (k, k)):
@@ -230,9 +229,9 @@ def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1) -> Array:
     dtype = x.dtype if is_floating(x.dtype) else np.float64
     eye = array_module(x).eye(k, dtype=dtype)
     matrix = (cov + swapaxes(cov, -1, -2)) / 2 if np.ndim(cov) == 2 else eye * cov
-    factor = cholesky(matrix)
+    factor = linalg.cholesky(matrix)
     centred = x - (0.0 if mean is None else mean)
-    rows = solve_triangular(factor, transpose(reshape(centred, (-1, k))), lower=True)
+    rows = linalg.solve_triangular(factor, transpose(reshape(centred, (-1, k))), lower=True)
     square = reshape(_sum(rows * rows, 0), x.shape[:-1])
     return -0.5 * (square + k * math.log(2 * math.pi)) - _sum(log(diagonal(factor)))
 

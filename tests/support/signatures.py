@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from minigrad.engine.registry import Operation
+from minigrad.engine.registry import REGISTRY, Operation
 
 ROOT = Path(__file__).parent.parent.parent
 WIDTH = 120
@@ -56,18 +56,15 @@ def signature(operation: Operation, name: str) -> str:
 def stub(module: ModuleType) -> str:
     """The stub of a module that exports operations: their signatures, and the other names from where they are."""
     found = [(name, thing) for name, thing in sorted(vars(module).items()) if callable(thing) and name[0] != "_"]
-    other = [
-        f"from {thing.__module__} import {name} as {name}" for name, thing in found if not isinstance(thing, Operation)
-    ]
+    other = [f"from {thing.__module__} import {name} as {name}" for name, thing in found if name not in REGISTRY]
     starred = [f"__all__ = {sorted(module.__all__)}".replace("'", '"'), ""] if hasattr(module, "__all__") else []
-    lines = [signature(thing, name) for name, thing in found if isinstance(thing, Operation)]
+    lines = [signature(thing, name) for name, thing in found if name in REGISTRY]
     return HEADER.format(name=module.__name__) + "\n".join([*sorted(other), "", *starred, *lines]) + "\n"
 
 
 STUBS = {
     "minigrad.ops": "minigrad/ops/__init__.pyi",
     "minigrad.kernels.operations": "minigrad/kernels/operations.pyi",
-    "minigrad.special": "minigrad/special.pyi",
 }
 
 if __name__ == "__main__":

@@ -53,21 +53,23 @@ def _softmax_forward(x: Any, axis: int) -> tuple[Array, dict[str, Any]]:
 
 @softmax.defbackward("x")
 def _softmax_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]:
-    """s (g - Σ g s); where one s is nearly 1, with its g taken off first: 1 - s would be noise."""
+    """s (g - Σ g s); where one s is nearly 1, with its g taken off all of them first: 1 - s would be noise."""
     work = accumulator(out.dtype)
     g, out = _last(g, axis, work), _last(out, axis, work)
     gx = np.empty_like(out)
     up, rows, result = as_matrix(g, work), as_matrix(out, work), matrix_of(gx)
+    width = rows.shape[1]
 
     def body(a: int, b: int) -> None:
-        mean = np.vecdot(up[a:b], rows[a:b])
+        u, s, dx = up[a:b], rows[a:b], result[a:b]
         with np.errstate(under="ignore"):
-            np.subtract(up[a:b], mean[:, None], out=result[a:b])
-            result[a:b] *= rows[a:b]
-            if len(peaked := a + _peaked(rows[a:b])):
-                s = rows[peaked]
-                apart = up[peaked] - up[peaked, s.argmax(1)][:, None]
-                result[peaked] = (apart - np.vecdot(apart, s)[:, None]) * s
+            if (peaks := _peaks(s)).size:
+                level = np.zeros((b - a, 1), work)
+                level[peaks // width, 0] = u.reshape(-1)[peaks]
+                u = np.subtract(u, level, out=dx)
+            mean = np.vecdot(u, s) if width > 64 else np.einsum("rw,rw->r", u, s)  # twice as fast on short rows
+            np.subtract(u, mean[:, None], out=dx)
+            dx *= s
 
     over_rows(body, rows, arrays=3, ns=1.0)
     return (_home(gx, axis, x_dtype),)
@@ -108,22 +110,24 @@ def _log_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]:
         dx, ones = result[a:b], np.ones(rows.shape[1], work)
         with np.errstate(under="ignore"):
             np.exp(rows[a:b], out=dx)
-            empty, peaked = dx @ ones == 0, _peaked(dx)
+            empty = dx @ ones == 0 if not dx[:, :1].all() else None  # such a row begins with 0
+            peaks = _peaks(dx)
             dx *= -(up[a:b] @ ones)[:, None]
             dx += up[a:b]
-            if len(peaked):
-                top = rows[a + peaked].argmax(1)
-                dx[peaked, top] = 0
-                dx[peaked, top] = -(dx[peaked] @ ones)
-        dx[empty] = 0
+            if peaks.size:
+                entries = dx.reshape(-1)
+                entries[peaks] = 0
+                entries[peaks] = -(dx @ ones)[peaks // len(ones)]
+        if empty is not None:
+            dx[empty] = 0
 
     over_rows(body, rows, arrays=3, ns=3.3)
     return (_home(gx, axis, x_dtype),)
 
 
-def _peaked(weights: Array) -> Array:
-    """Which rows of weights that sum to 1 may have one above 0.9: beside it less than 0.1 is left for all others."""
-    return np.flatnonzero(np.vecdot(weights, weights) > 0.8)
+def _peaks(weights: Array) -> Array:
+    """Where in the flat array a weight is above 0.9, so that less than 0.1 is left for all others of its row."""
+    return np.flatnonzero(weights > 0.9) if weights.max(initial=0) > 0.9 else np.empty(0, int)
 
 
 def _by_rows(x: Any, axis: int, ns: float, finish: Callable[[Array, Array, Array, Array], None]) -> Array:

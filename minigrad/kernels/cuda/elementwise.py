@@ -1,4 +1,4 @@
-"""The activations on a GPU. The NumPy pair keeps σ or the slope for the backward pass; these kernels compute it again."""
+"""The activations on a GPU. The NumPy pair keeps σ or the slope for the backward pass; these compute it again."""
 
 from __future__ import annotations
 

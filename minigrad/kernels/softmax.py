@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, cast_to
+from minigrad.engine.core import Primitive
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
@@ -27,6 +28,21 @@ def _shifted(x: Array, axis: int) -> tuple[Array, Array, Array]:
     return shifted, weights, sum(weights, axis, True)
 
 
+def _calm(weights: Array, axis: int) -> Array:
+    return weights
+
+
+def _calm_rule(g: Array, out: Array, axis: int) -> Array:
+    """g less that of a weight above 0.9: weights sum to 1, so what all of a row have in common is nothing.
+
+    Beside such a weight nothing is left to cancel, here and in the derivatives of this rule.
+    """
+    return g - sum(where(out > 0.9, g, 0), axis, True)
+
+
+calm = Primitive(_calm, view=True).defvjp(_calm_rule)
+
+
 @fused(precision="wide", torch=lambda t, x, axis=-1: t.softmax(x, axis), numpy=False, samples=_samples)
 def softmax(x: Array, axis: int = -1) -> Array:
     """``e^x / Σ e^x`` along ``axis``: positive numbers that sum to 1.
@@ -39,7 +55,7 @@ def softmax(x: Array, axis: int = -1) -> Array:
      [0.  0. ]]
     """
     _, weights, total = _shifted(x, axis)
-    return astype(weights / where(total == 0, 1, total), dtypes(x)[0])
+    return astype(calm(weights / where(total == 0, 1, total), axis), dtypes(x)[0])
 
 
 @softmax.defforward
@@ -75,6 +91,24 @@ def _softmax_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]
     return (_home(gx, axis, x_dtype),)
 
 
+def _logarithms(x: Array, logs: Array, axis: int) -> Array:
+    return logs
+
+
+def _logarithms_rule(g: Array, x: Array, axis: int) -> Array:
+    """g - s Σ g, s the softmax of x, and g less the multiple of s that makes it 0 at a weight above 0.9.
+
+    A multiple of s is nothing, since Σ s d(log s) is 0, and again nothing is left to cancel.
+    """
+    s = softmax.definition(x, axis)
+    large = s > 0.9
+    g = where(large, 0, g - s * sum(where(large, g, 0) / where(large, s, 1), axis, True))
+    return g - s * sum(g, axis, True)
+
+
+logarithms = Primitive(_logarithms).defvjp(_logarithms_rule)
+
+
 @fused(precision="wide", torch=lambda t, x, axis=-1: t.log_softmax(x, axis), numpy=False, samples=_samples)
 def log_softmax(x: Array, axis: int = -1) -> Array:
     """``x - ln Σ e^x`` along ``axis``: the logarithm of softmax, exact where that would be 0.
@@ -85,8 +119,9 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     [    0. -1000.]
     """
     shifted, _, total = _shifted(x, axis)
-    empty = total == 0
-    return astype(where(empty, -math.inf, shifted - log(where(empty, 1, total))), dtypes(x)[0])
+    empty, (dtype, work) = total == 0, dtypes(x)
+    logs = logarithms(astype(x, work), stop_gradient(shifted - log(where(empty, 1, total))), axis)
+    return astype(where(empty, -math.inf, logs), dtype)
 
 
 @log_softmax.defforward

@@ -64,7 +64,7 @@ def _forward(x: Any, approximate: str, needs: tuple[bool, ...] = (False,)) -> tu
             phi = make(flat[tile], None if slopes is None else slopes[tile])
             np.multiply(flat[tile], phi, out=result[tile])
 
-    over_elements(body, flat, arrays=4, ns=6.0)
+    over_elements(body, flat, arrays=8, ns=6.0)
     return cast_to(out, dtype), {"slopes": slopes}
 
 

@@ -100,7 +100,7 @@ def slope(x: Array, sigma: Array, silu: Array, out: Array) -> None:
     """
     high: Any = None
     if np.fmax.reduce(x, axis=None, initial=0) > HIGH:
-        high = x > HIGH
+        high = np.nonzero(x > HIGH)
         far, one = x[high], sigma[high]
         exact = one * (1 + far * np.exp(-far) * one)
     np.subtract(x, silu, out=out)

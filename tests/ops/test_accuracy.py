@@ -137,7 +137,7 @@ def test_gradient_beside_a_probability_of_one(name, dtype, gap) -> None:
 @pytest.mark.parametrize("row", [[40.0, 0.0, 1.0], [35.0, 0.0, -20.0], [5.0, -2.0, 0.0], [0.3, -2.0, 0.0]], ids=str)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "cross_entropy"])
 def test_second_derivatives_beside_a_probability_of_one(name, row, at) -> None:
-    """The matrix p_at ((δ_i - p_i)(δ_j - p_j) - p_i (δ_ij - p_j)), and p_i (δ_ij - p_j) of the logarithm, in 300 bits."""
+    """p_at ((δ_i - p_i)(δ_j - p_j) - p_i (δ_ij - p_j)), and -p_i (δ_ij - p_j) of the logarithm, in 300 bits."""
     x = mg.Tensor(np.array(row), requires_grad=True)
     operation = mg.REGISTRY[name]
     out = operation(x[None], np.array([at])) if name == "cross_entropy" else operation(x)[at]

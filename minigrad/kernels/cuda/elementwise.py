@@ -36,7 +36,7 @@ def _swiglu_backward(g: Array, gate: Array, up: Array, sigma: None, needs: tuple
 
 relu.defgpu(lambda x: (_each("relu", x)[0], {}), lambda g, x: _each("relu_backward", g, x), uniform)
 silu.defgpu(
-    lambda x: (_each("silu", x)[0], {"slopes": None}),
+    lambda x, needs=(): (_each("silu", x)[0], {"slopes": None}),
     lambda g, x, slopes: _each("silu_backward", g, x),
     uniform,
 )
@@ -46,7 +46,7 @@ swiglu.defgpu(
     lambda gate, up: np.shape(gate) == np.shape(up) and uniform(gate, up),
 )
 gelu.defgpu(
-    lambda x, approximate: (_each("gelu", x, options=_exactly(approximate))[0], {"slopes": None}),
+    lambda x, approximate, needs=(): (_each("gelu", x, options=_exactly(approximate))[0], {"slopes": None}),
     lambda g, x, approximate, slopes: _each("gelu_backward", g, x, options=_exactly(approximate)),
     lambda x, approximate: uniform(x),
 )

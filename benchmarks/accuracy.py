@@ -163,10 +163,10 @@ log_softmax and cross_entropy are differences of logarithms: a value next to 0 h
 
 ## What it costs
 
-Forward and backward pass together, new time by old, on 10⁵ normal random numbers, the least of some hundred runs, old and
-new in turn in two processes of one thread (an Intel Xeon with AVX-512, NumPy 2.4; others used the machine too, so that a
-twentieth is noise). 10 µs of each new run belong to the engine: an operation without a derivative to speak of, negative,
-has 1.07 and 1.19, by which the others are to be judged.
+Forward and backward pass together, new time by old, on 10⁵ normal random numbers, the least of some hundred runs, old
+and new in turn in two processes of one thread (an Intel Xeon with AVX-512, NumPy 2.4; others used the machine too, so
+that a twentieth is noise). 10 µs of each new run belong to the engine: negative, whose rule did not change, has 1.07
+and 1.19, by which the others are to be judged.
 
 | operation | float64 | float32 | why it isn't less |
 |---|---|---|---|
@@ -188,9 +188,10 @@ has 1.07 and 1.19, by which the others are to be judged.
 | power, arctan2, hypot, fmod | 0.94 to 1.04 | 0.97 to 1.02 | measured before the above |
 | softplus, logaddexp, arctan, divide | 0.08 to 0.84 | 0.27 to 0.81 | the same |
 
-On 10⁶ numbers tanh has 0.81 and 1.05, arcsin 0.86 and 1.01, arctanh 0.73 and 1.12. In float32 a tail where e^-x overflows
-costs gelu's tanh form 2.3 of its time. A node of tanh, sigmoid or expm1 keeps its argument in place of its result, which
-in the tail does not tell the slope: a network that keeps the result for the next layer as well holds one array more.
+On 10⁶ numbers tanh has 0.81 and 1.05, arcsin 0.86 and 1.01, arctanh 0.73 and 1.12. In float32 a tail where e^-x
+overflows costs gelu's tanh form 2.3 of its time. A node of tanh, sigmoid or expm1 keeps its argument in place of its
+result, which in the tail does not tell the slope: a network that keeps the result for the next layer as well holds one
+array more.
 """
 
 if __name__ == "__main__":

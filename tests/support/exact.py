@@ -336,7 +336,7 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {  # above 4 units, by order 
     ("arctan2", 2): (6, "the radius, rounded, is divided by four times"),
     ("gelu tanh", 0): (16, _MAGNIFIED),
     ("gelu tanh", 1): (16, _MAGNIFIED),
-    ("gelu tanh", 2): (100, _MAGNIFIED),
+    ("gelu tanh", 2): (250, _MAGNIFIED),
 }
 
 

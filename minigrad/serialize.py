@@ -24,6 +24,8 @@ from minigrad.backend import Array, array_of, as_dtype, bfloat16, is_array, to_n
 from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatError, MissingFileError
 from minigrad.messages.explain import describe, explained
 
+MOST_JSON, DEEPEST_JSON = 1 << 28, 64
+
 
 @explained
 def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
@@ -57,10 +59,11 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     >>> model.load_state_dict(parts["model"])
     >>> optimizer.load_state_dict({"state": parts["optimizer"], "param_groups": groups})
     """
-    path = Path(os.path.realpath(checked_path(path)))
+    path = Path(os.path.realpath(checked_path(path)))  # a link stays one: the file that it points to is replaced
     plain, text = _plain(arrays), _text(metadata)
-    if path.is_dir():
-        raise ArgumentError("the path of a file", f"the folder {str(path)!r}", "name a file in it")
+    if path.exists() and not path.is_file():
+        kind = "folder" if path.is_dir() else "device or FIFO"
+        raise ArgumentError("the path of a file", f"the {kind} {str(path)!r}", "name a file in a folder")
     if not path.parent.is_dir():
         raise MissingFileError("a folder to save in", f"no folder {str(path.parent)!r}", "os.makedirs makes it")
     with atomic_write(path) as temporary:
@@ -109,21 +112,22 @@ def atomic_write(path: Path, folder: bool = False) -> Iterator[Path]:
     """A temporary file (or folder) to write to; when the block ends it is flushed to the disk and renamed to ``path``.
 
     After a kill or an error ``path`` holds what it held before, or all of the new, never a part. A file keeps the
-    permissions of the one that it replaces, and a link stays a link: the file that it points to is replaced.
+    permissions of the one that it replaces. No link is followed: where ``path`` is one, the link itself is replaced.
     """
-    path = Path(os.path.realpath(path))
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    remove(temporary)  # of an earlier process with our number, or a link that waits for us
     try:
-        temporary.mkdir() if folder else temporary.touch()  # with the permissions that the umask leaves
-        mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
+        temporary.mkdir() if folder else temporary.touch(exist_ok=False)  # with the permissions that the umask leaves
+        kept = path if path.exists() and not path.is_symlink() else temporary
+        mode = stat.S_IMODE(kept.stat().st_mode)
         yield temporary
         os.chmod(temporary, mode)
         for written in [*temporary.rglob("*"), temporary]:
             flush_to_disk(written)
         os.replace(temporary, path)
     finally:
-        _remove(temporary)
+        remove(temporary)
     flush_to_disk(path.parent)
 
 
@@ -142,12 +146,13 @@ def _remove_abandoned(path: Path) -> None:
     """Remove what writers of ``path`` that were killed left behind: temporary files, unchanged for an hour."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.*.tmp"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > 3600:
-                _remove(left)
+            if time.time() - left.lstat().st_mtime > 3600:
+                remove(left)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -179,13 +184,17 @@ def load(path: str | os.PathLike[str]) -> dict[str, Array]:
         return {name: _array(file, path, name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
 
 
+def load_shapes(path: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arrays of a safetensors file by their names; the arrays aren't read."""
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
 def _array(file: Any, path: str | os.PathLike[str], name: str) -> Array:
     kind = file.get_slice(name).get_dtype()
-    if kind == "BF16":
-        return _bfloat16_array(path, name)
     try:
-        return file.get_tensor(name)
-    except (TypeError, AttributeError):  # as NumPy complains
+        return _bfloat16_array(path, name) if kind == "BF16" else file.get_tensor(name)
+    except (TypeError, AttributeError, ValueError, OverflowError, safetensors.SafetensorError):  # as NumPy complains
         hint = "what wrote the file can cast them"
         raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}", hint) from None
 
@@ -211,11 +220,45 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def _opened(path: str | os.PathLike[str]) -> Any:
-    if not Path(checked_path(path)).is_file():
-        hint = "it is a folder" if Path(path).is_dir() else f"the working directory is {os.getcwd()!r}"
-        raise MissingFileError("a safetensors file", f"no file {str(path)!r}", hint)
+    regular_file(checked_path(path), "a safetensors file")
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:
         hint = "save() writes such files"
         raise FileFormatError("a safetensors file", f"{str(path)!r}: {error}", hint) from None
+
+
+def regular_file(path: str | os.PathLike[str], expected: str, hint: str = "") -> Path:
+    """``path``, refused where no regular file is there to read: a FIFO would wait for ever, a device might never end.
+
+    ``expected`` says what the file should be. Links are followed.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        why = "" if isinstance(error, FileNotFoundError) else f" ({getattr(error, 'strerror', error)})"
+        hint = hint or f"the working directory is {os.getcwd()!r}"
+        raise MissingFileError(expected, f"no file {str(path)!r}{why}", hint) from None
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        raise MissingFileError(expected, f"no file {str(path)!r}, which is {what}", hint)
+    return Path(path)
+
+
+def read_json(path: Path, expected: str, hint: str = "") -> dict[str, Any]:
+    """The JSON object of a regular file, of at most MOST_JSON bytes and DEEPEST_JSON levels."""
+    if regular_file(path, expected, hint).stat().st_size > MOST_JSON:
+        raise FileFormatError(expected, f"{str(path)!r} of more than {MOST_JSON} bytes", hint)
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"JSON in {path.name}", f"{error} in {str(path)!r}", hint) from None
+    if not isinstance(found, dict):
+        raise FileFormatError(f"a JSON object in {path.name}", f"{type(found).__name__} in {str(path)!r}", hint)
+    level: list[Any] = [found]
+    for _ in range(DEEPEST_JSON):
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return found
+    raise FileFormatError(expected, f"{str(path)!r} nested more than {DEEPEST_JSON} levels deep", hint)

@@ -96,8 +96,7 @@ class RotaryEmbedding(Module):
             raise ArgumentError("a positive theta", repr(theta), "10000 is usual")
         self.d_k, self.max_seq_len, self.theta, self.layout = d_k, max_seq_len, theta, layout
         self.scaling = None if scaling is None else dict(scaling)
-        frequencies = scaled_frequencies(theta ** (-np.arange(0, d_k, 2) / d_k), scaling)
-        self.angles = np.arange(max_seq_len)[:, None] * frequencies
+        self.frequencies = scaled_frequencies(theta ** (-np.arange(0, d_k, 2) / d_k), scaling)
         self._tables: dict[tuple[str, str], tuple[Array, Array]] = {}
 
     def forward(self, x: Any, positions: Any = None) -> Any:
@@ -107,14 +106,16 @@ class RotaryEmbedding(Module):
             raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}", hint)
         device = device_of(asarray(x).data)
         place = checked_positions(positions, x.shape[-2], device, "max_seq_len", self.max_seq_len)
-        cos, sin = self.tables(accumulator(x.dtype), device)
+        rows = place.stop if isinstance(place, slice) else self.max_seq_len
+        cos, sin = self.tables(accumulator(x.dtype), device, rows)
         return F.apply_rope(x, cos[place], sin[place], self.layout)
 
-    def tables(self, dtype: Any, device: str) -> tuple[Array, Array]:
-        """Cosines and sines (max_seq_len, d_k/2) of all angles, made at the first call for a dtype and device."""
+    def tables(self, dtype: Any, device: str, rows: int) -> tuple[Array, Array]:
+        """Cosines and sines (positions, d_k/2) of at least ``rows`` positions, made when a call first needs so many."""
         key = (dtype.name, device)
-        if key not in self._tables:
-            self._tables[key] = tuple(asarray(f(self.angles), dtype, device).data for f in (np.cos, np.sin))
+        if key not in self._tables or len(self._tables[key][0]) < rows:
+            angles = np.arange(min(max(2 * rows, 1024), self.max_seq_len))[:, None] * self.frequencies
+            self._tables[key] = tuple(asarray(f(angles), dtype, device).data for f in (np.cos, np.sin))
         return self._tables[key]
 
     def extra_repr(self) -> str:

@@ -13,10 +13,10 @@ from minigrad.autocast import autocast
 from minigrad.checkpointing import checkpoint
 from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
 from minigrad.engine.backward import grad
-from minigrad.engine.core import Observer, primitive
+from minigrad.engine.core import Observer, Primitive, elementwise, primitive
 from minigrad.engine.fused import fused
 from minigrad.engine.recording import enable_grad, is_grad_enabled, no_grad
-from minigrad.engine.registry import REGISTRY
+from minigrad.engine.registry import REGISTRY, sample
 from minigrad.errors import MiniGradError
 from minigrad.functional import hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from minigrad.instruments.anomaly import detect_anomaly
@@ -46,12 +46,12 @@ __version__ = "0.1.0"
 
 # fmt: off
 __all__ = [
-    "REGISTRY", "Instrument", "MiniGradError", "Observer", "Tensor", "abs", "arange", "asarray", "autocast", "backend",
-    "checkpoint", "cuda", "detect_anomaly", "draw", "enable_grad", "errors", "eye", "from_dlpack", "full", "functional",
-    "fused", "get_num_threads", "grad", "gradcheck", "gradgradcheck", "hessian", "hvp", "is_grad_enabled", "jacobian",
-    "jvp", "load", "load_metadata", "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive",
-    "profile", "random", "save", "set_num_threads", "softmax", "tensor", "track_memory", "value_and_grad", "vjp",
-    "zeros",
+    "REGISTRY", "Instrument", "MiniGradError", "Observer", "Primitive", "Tensor", "abs", "arange", "asarray",
+    "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "draw", "elementwise", "enable_grad", "errors",
+    "eye", "from_dlpack", "full", "functional", "fused", "get_num_threads", "grad", "gradcheck", "gradgradcheck",
+    "hessian", "hvp", "is_grad_enabled", "jacobian", "jvp", "load", "load_metadata", "log_softmax", "memory_summary",
+    "no_grad", "ones", "parallel", "primitive", "profile", "random", "sample", "save", "set_num_threads", "softmax",
+    "tensor", "track_memory", "value_and_grad", "vjp", "zeros",
 ]
 # fmt: on
 __all__ += ops.elementwise.__all__

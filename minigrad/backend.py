@@ -89,6 +89,20 @@ def cast_to(x: Array, dtype: Any) -> Array:
         return x.astype(dtype)
 
 
+def cast_narrow(values: Iterable[Any], dtype: Any) -> tuple[Any, ...]:
+    """The floating-point arrays and Tensors of at most float32 among ``values`` in ``dtype``, the others as they are.
+
+    >>> cast_narrow((np.float32([1]), np.float64([1]), 1), np.dtype("float16"))
+    (array([1.], dtype=float16), array([1.]), 1)
+    """
+
+    def one(value: Any) -> Any:
+        narrow = is_array(array_of(value)) and is_floating(value.dtype) and value.dtype.itemsize <= 4
+        return value.astype(dtype) if narrow and value.dtype != dtype else value
+
+    return tuple(one(value) for value in values)
+
+
 def as_dtype(dtype: DType) -> np.dtype[Any]:
     """``dtype`` (a name, a type, a dtype) as a real NumPy dtype; complex and object ones are refused."""
     if dtype == "bfloat16":

@@ -29,14 +29,14 @@ class _Recompute:
     """The primitive of a checkpoint: its backward rule runs the function again and differentiates that."""
 
     name = label = "checkpoint"
-    view = elementwise = sequence = scales_losses = False
+    view = elementwise = scales_losses = False
     flops = None
 
     def __init__(
         self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], state: dict[str, Any]
     ) -> None:
         self.fn, self.sources, self.edges, self.reads, self.state = fn, sources, edges, reads, state
-        self.precision = mode.autocast
+        self.precision = mode().autocast
         self.position = {f"input {i}": i for i in range(len(edges))}
 
     def argument(self, position: int) -> str:

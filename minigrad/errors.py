@@ -30,8 +30,6 @@ class MiniGradError(Exception):
     Hint: call .sum() first
     """
 
-    source: Exception | None = None  # the error of NumPy or CuPy that this one explains, if it explains one
-
     def __init__(self, expected: str, got: str, hint: str = "") -> None:
         self.expected, self.got, self.hint = expected, got, hint
         Exception.__init__(self, expected, got, hint)  # not super(): NumPy's AxisError has arguments of its own

@@ -56,7 +56,7 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     >>> for name, array in found.items():
     ...     part, _, rest = name.partition(".")
     ...     parts[part][rest] = array
-    >>> model.load_state_dict(parts["model"])
+    >>> _ = model.load_state_dict(parts["model"])
     >>> optimizer.load_state_dict({"state": parts["optimizer"], "param_groups": groups})
     """
     path = Path(os.path.realpath(checked_path(path)))  # a link stays one: the file that it points to is replaced

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from minigrad.engine.registry import REGISTRY
 from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, ShapeError
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.messages.arguments import as_operand, from_lists
-from minigrad.messages.explain import FOREIGN, describe, explained, translate
+from minigrad.messages.explain import FOREIGN, describe, explain_methods, translate
 from minigrad.messages.habits import unknown_name
 
 
@@ -45,13 +44,6 @@ class Handle:
         """Take the hook away; a second call does nothing."""
         if self._hook in self._hooks:
             self._hooks.remove(self._hook)
-
-
-class Count(int):
-    """A number of elements; called, as torch's ``x.size()`` is, it says what to write."""
-
-    def __call__(self, *_: Any) -> int:
-        raise CallError("x.size, the number of elements", "x.size()", "x.shape is the tuple, x.shape[0] a length")
 
 
 class Tensor:
@@ -118,7 +110,7 @@ class Tensor:
         if array.shape != self._data.shape:
             raise ShapeError(f"data of shape {self.shape}", f"shape {array.shape}", "make a new Tensor instead")
         self._data = array
-        self._version[0] += 1
+        self.bump_version()
 
     @property
     def grad(self) -> Array | None:
@@ -173,7 +165,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """The number of elements."""
-        return Count(self._data.size)
+        return self._data.size
 
     @property
     def device(self) -> str:
@@ -220,6 +212,10 @@ class Tensor:
         tensor = Tensor._wrap(self._data)
         tensor._version = self._version
         return tensor
+
+    def bump_version(self) -> None:
+        """Note a change of the numbers in place. A backward pass that needs the old ones then raises a GraphError."""
+        self._version[0] += 1
 
     def register_hook(self, hook: Callable[[Array], Array | None]) -> Handle:
         """Call ``hook`` with the complete gradient of this tensor; what it returns, if not None, takes its place.
@@ -366,7 +362,7 @@ class Tensor:
         except FOREIGN as error:
             call = f"{describe(self)}[{describe(index)}] = {describe(value)}"
             raise translate(call, "x[index] = values", (self,), error) from None
-        self._version[0] += 1
+        self.bump_version()
 
     def __floordiv__(self, other: Any) -> Any:
         hint = "minigrad.floor(x / y), whose derivative is 0; x % y is the remainder"
@@ -556,10 +552,8 @@ class Tensor:
         return self if device == self.device else ops.transfer(self, device)
 
 
-core.connect(Tensor)
-for _name, _method in list(vars(Tensor).items()):  # a wrong call of a method is told as one of a function is
-    if inspect.isfunction(_method) and (_name == "__init__" or not _name.startswith("_")):
-        setattr(Tensor, _name, explained(_method))
+core.Tensor = Tensor
+explain_methods(Tensor, ["__init__", *(name for name in vars(Tensor) if not name.startswith("_"))])
 
 
 # ---- helpers --------------------------------------------------------------------------------------------------------

@@ -10,25 +10,25 @@
 """
 
 from minigrad.messages.habits import module_names
-from nn import functional
-from nn.activation import GELU, GLU, Dropout, ReLU, SiLU
-from nn.attention import MultiHeadAttention
-from nn.beam_search import Beam, beam_search
-from nn.cache import KVCache
-from nn.containers import ModuleDict, ModuleList, Sequential
-from nn.encoder_decoder import DecoderLayer, EncoderLayer, Transformer
-from nn.evaluation import perplexity, sliding_windows, total_loss
-from nn.feedforward import FeedForward, SwiGLU
-from nn.generation import generate
-from nn.linear import Embedding, Linear
-from nn.llama import load_llama, save_llama
-from nn.masks import causal_mask, pad_sequences, padding_mask
-from nn.module import Module
-from nn.normalization import LayerNorm, RMSNorm
-from nn.parameter import Parameter
-from nn.positional import RotaryEmbedding, SinusoidalPositionalEncoding
-from nn.sampling import next_token_probabilities
-from nn.transformer import TransformerBlock, TransformerLM
+from . import functional
+from .activation import GELU, GLU, Dropout, ReLU, SiLU
+from .attention import MultiHeadAttention
+from .beam_search import Beam, beam_search
+from .cache import KVCache
+from .containers import ModuleDict, ModuleList, Sequential
+from .encoder_decoder import DecoderLayer, EncoderLayer, Transformer
+from .evaluation import perplexity, sliding_windows, total_loss
+from .feedforward import FeedForward, SwiGLU
+from .generation import generate
+from .linear import Embedding, Linear
+from .llama import load_llama, save_llama
+from .masks import causal_mask, pad_sequences, padding_mask
+from .module import Module
+from .normalization import LayerNorm, RMSNorm
+from .parameter import Parameter
+from .positional import RotaryEmbedding, SinusoidalPositionalEncoding
+from .sampling import next_token_probabilities
+from .transformer import TransformerBlock, TransformerLM
 
 __all__ = [
     "GELU",

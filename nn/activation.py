@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nn import functional as F
-from nn.checks import check_probability
-from nn.module import Module
+from . import functional as F
+from .checks import check_probability
+from .module import Module
 
 
 class ReLU(Module):

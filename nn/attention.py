@@ -10,12 +10,11 @@ from minigrad import asarray, primitive, random, where
 from minigrad.backend import Array, DType, array_module
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, ShapeError
-from nn import functional as F
-from nn.cache import KVCache
-from nn.checks import check_probability, check_sizes
-from nn.linear import Linear, is_bare
-from nn.module import Module
-from nn.normalization import gain_of, normed
+from . import functional as F
+from .cache import KVCache
+from .checks import check_probability, check_sizes
+from .linear import Linear
+from .module import Module
 
 
 @primitive(view=True, torch=False, numpy=False, samples=[sample((2, 3, 8), heads=4), sample((3, 6), heads=1)])
@@ -48,8 +47,8 @@ class MultiHeadAttention(Module):
 
     q_proj, k_proj, v_proj take (..., d_model) to heads of head_dim features (d_model / num_heads if not given). With
     num_kv_heads < num_heads neighbouring heads share keys and values (grouped-query attention, Ainslie et al. 2023).
-    dropout drops attention weights in training; rope, a RotaryEmbedding, turns queries and keys; bias is that of all
-    four projections. Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
+    dropout drops attention weights in training. rope, a RotaryEmbedding, turns queries and keys. With bias all four
+    projections have one. Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
 
     >>> import minigrad as mg
     >>> MultiHeadAttention(16, num_heads=4, num_kv_heads=2)(mg.ones((2, 5, 16)), is_causal=True).shape
@@ -90,74 +89,76 @@ class MultiHeadAttention(Module):
         is_causal: bool = False,
         positions: Any = None,
         cache: KVCache | None = None,
-        norm: Module | None = None,
     ) -> Any:
         """Attention of the positions of ``x`` (..., T, d_model) to each other, or to ``context`` (..., S, d_model).
 
         - attn_mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, T, S)
         - is_causal: position i sees positions up to i alone
         - positions: of x, for rope: integers (T,) or (..., T); by default they count on from the cache, or from 0
-        - cache: keys and values of earlier positions, to which those of x are added; x then sees all of them. With a
-          context: its keys and values, computed at the first call alone
-        - norm: a layer through which x goes first (a context doesn't); an RMSNorm becomes part of the projections
+        - cache: holds keys and values of earlier positions, and takes those of x; x sees all of them. With a context:
+          holds the context's keys and values, which the first call computes
         """
-        check_sequences(x, context)
-        start = 0 if cache is None else cache.length
-        q, k, v = self._projected(x, context, _places(positions, start, x.shape[-2]), cache, norm)
-        if is_causal and start:
-            attn_mask, is_causal = _after(start, q, k, attn_mask), False
-        dropout_p = self.dropout if self.training else 0.0
-        return self.output_proj(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, dropout_p)))
+        q, k, v = self._heads(x, context, positions, cache)
+        return self._output(q, k, v, attn_mask, is_causal, cache)
 
-    def weights(
+    def attend(
         self,
-        x: Any,
-        context: Any = None,
+        q: Any,
+        k: Any,
+        v: Any,
         *,
         attn_mask: Any = None,
         is_causal: bool = False,
         positions: Any = None,
-        norm: Module | None = None,
+        cache: KVCache | None = None,
+    ) -> Any:
+        """``forward`` from the three projections of x on, each (..., T, heads · head_dim)."""
+        q, k, v = self._own_heads(q, k, v, positions, cache)
+        return self._output(q, k, v, attn_mask, is_causal, cache)
+
+    def weights(
+        self, x: Any, context: Any = None, *, attn_mask: Any = None, is_causal: bool = False, positions: Any = None
     ) -> Any:
         """How much each position of ``x`` attends to each key: (..., heads, T, S), rows that sum to 1, without dropout.
 
         To look at; ``forward`` never makes them. The arguments are those of ``forward``.
         """
-        q, k, _ = self._projected(x, context, _places(positions, 0, x.shape[-2]), None, norm)
+        q, k, _ = self._heads(x, context, positions, None)
         keys = array_module(k).eye(k.shape[-2], dtype=k.dtype)  # as values: the means are the weights
         return F.scaled_dot_product_attention(q, k, keys[None], attn_mask, is_causal)
 
-    def _projected(
-        self, x: Any, context: Any, place: Any, cache: KVCache | None, norm: Module | None
-    ) -> tuple[Any, Any, Any]:
-        """Queries of x, and keys and values of x and what is in the cache, or of the context."""
+    def _heads(self, x: Any, context: Any, positions: Any, cache: KVCache | None) -> tuple[Any, Any, Any]:
+        """Queries of x; keys and values of the context, or of the cache and x."""
+        check_sequences(x, context)
         if context is None:
-            q, k, v = self._self_projected(x, norm)
-            k, v = self._heads(k, self.num_kv_heads, place), split_heads(v, self.num_kv_heads)
-            k, v = (k, v) if cache is None else cache.extend(self, k, v)
-            return self._heads(q, self.num_heads, place), k, v
+            return self._own_heads(self.q_proj(x), self.k_proj(x), self.v_proj(x), positions, cache)
 
         def keys_and_values() -> tuple[Any, Any]:
             k, v = self.k_proj(context), self.v_proj(context)
-            return self._heads(k, self.num_kv_heads, None), split_heads(v, self.num_kv_heads)
+            return self._turned(k, self.num_kv_heads, None), split_heads(v, self.num_kv_heads)
 
-        q = self._heads(self.q_proj(normed(norm, x)), self.num_heads, place)
+        q = self._turned(self.q_proj(x), self.num_heads, _places(positions, cache, x.shape[-2]))
         return q, *(keys_and_values() if cache is None else cache.once(self, keys_and_values))
 
-    def _self_projected(self, x: Any, norm: Module | None) -> Any:
-        """All three projections of x, in one operation where none of the layers is watched."""
-        layers = self.q_proj, self.k_proj, self.v_proj
-        if not all(map(is_bare, layers)):
-            x = normed(norm, x)
-            return tuple(project(x) for project in layers)
-        x, gain = gain_of(norm, x)
-        weights: list[Any] = [layer.weight for layer in layers]
-        return F.qkv_projection(x, *weights, **gain)
+    def _own_heads(self, q: Any, k: Any, v: Any, positions: Any, cache: KVCache | None) -> tuple[Any, Any, Any]:
+        """The projections of one sequence in heads; keys and values follow those in the cache."""
+        place = _places(positions, cache, q.shape[-2])
+        k, v = self._turned(k, self.num_kv_heads, place), split_heads(v, self.num_kv_heads)
+        k, v = (k, v) if cache is None else cache.extend(self, k, v)
+        return self._turned(q, self.num_heads, place), k, v
 
-    def _heads(self, x: Any, heads: int, place: Any) -> Any:
+    def _turned(self, x: Any, heads: int, place: Any) -> Any:
         """The heads of queries or keys, turned by their positions where there is a rope."""
         x = split_heads(x, heads)
         return x if self.rope is None else self.rope(x, place)
+
+    def _output(self, q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, cache: KVCache | None) -> Any:
+        """Attention in each head, and the projection of all of them back to d_model."""
+        start = 0 if cache is None else cache.length
+        if is_causal and start:
+            attn_mask, is_causal = _after(start, q, k, attn_mask), False
+        dropout_p = self.dropout if self.training else 0.0
+        return self.output_proj(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, dropout_p)))
 
     def extra_repr(self) -> str:
         shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
@@ -192,11 +193,12 @@ def head_sizes(d_model: int, num_heads: int, num_kv_heads: int | None, head_dim:
     return num_heads, num_kv_heads, head_dim
 
 
-def _places(positions: Any, start: int, length: int) -> Any:
-    """Positions in the form that rope takes, with an axis for the heads; by default those after ``start``."""
+def _places(positions: Any, cache: KVCache | None, length: int) -> Any:
+    """Positions in the form that rope takes, with an axis for the heads; by default they follow those in the cache."""
     if positions is not None:
         positions = asarray(positions).data
         return positions if positions.ndim == 1 else positions[..., None, :]
+    start = 0 if cache is None else cache.length
     return range(start, start + length)
 
 

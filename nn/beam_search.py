@@ -10,9 +10,9 @@ from minigrad import no_grad
 from minigrad.backend import Array
 from minigrad.errors import ArgumentError
 from minigrad.messages.explain import explained
-from nn.checks import check_sizes
-from nn.continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
-from nn.sampling import log_probabilities
+from .checks import check_sizes
+from .continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
+from .sampling import log_probabilities
 
 
 class Beam(NamedTuple):

@@ -11,20 +11,20 @@ from minigrad import asarray
 from minigrad.backend import Array, array_module, to_device
 from minigrad.errors import DTypeError, GraphError, ShapeError
 from minigrad.messages.explain import describe
-from nn.checks import check_sizes
+from .checks import check_sizes
 
 Pair: TypeAlias = tuple[Array, Array]  # keys and values of a layer, (batch, num_kv_heads, positions, head_dim)
 
 
 class KVCache:
-    """What a model remembers of a batch of sequences while it decodes on: ``model.next_logits(tokens, cache)``.
+    """The memory of a model that decodes a batch of sequences token by token: ``model.next_logits(tokens, cache)``.
 
     Room for ``max_length`` positions (the model's context_length if not given) is allocated in each attention layer at
     the first call, which also settles the size of the batch. Memory: 2 · layers · batch · max_length · num_kv_heads ·
     head_dim numbers. ``reset()`` makes it empty again, for other sequences.
 
     Sequences of different lengths stand right-aligned: the first ``padding[i]`` positions of sequence i are no tokens.
-    A decoder attends to ``memory``, what an encoder made of a source, with its mask; see ``nn.Transformer.start``.
+    A decoder also attends to ``memory``, the output of an encoder, under its mask; see ``nn.Transformer.start``.
 
     >>> import nn
     >>> model = nn.TransformerLM(10, context_length=8, d_model=16, num_layers=1, num_heads=2)
@@ -54,9 +54,9 @@ class KVCache:
         self._source: Array | None = None  # which sequence each one came from, before ``select``
 
     def extend(self, attention: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """Add new keys and values (..., heads, T, d) of a layer; those of all positions, as views of the memory.
+        """Add keys and values (..., heads, T, d) of a layer, and return those of all positions, as views of the memory.
 
-        They count once ``advance`` was called, after the last layer; a call that fails before changes nothing.
+        They count once ``advance`` was called, after the last layer; a call that fails before that changes nothing.
         """
         _check_unrecorded(k, v)
         stop = self.length + k.shape[-2]
@@ -119,7 +119,7 @@ class KVCache:
         self._source = source[rows]
 
     def _picked(self, room: Array, rows: Array) -> Array:
-        """``room[rows]``, of which only the positions held are copied, into the same memory where it fits."""
+        """``room[rows]``: copies only the positions held, into the same memory where it fits."""
         held = _taken(room[..., : self.length, :], rows)
         if len(rows) != len(room):
             room = array_module(room).empty((len(rows), *room.shape[1:]), room.dtype)

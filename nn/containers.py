@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError
-from nn.module import Module
+from .module import Module
 
 
 class ModuleList(Module):

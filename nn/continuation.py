@@ -19,10 +19,10 @@ from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.kernels.embedding import check_range
 from minigrad.messages.explain import describe
-from nn.cache import KVCache
-from nn.checks import is_whole
-from nn.masks import pad_sequences, token_ids
-from nn.module import Module
+from .cache import KVCache
+from .checks import is_whole
+from .masks import pad_sequences, token_ids
+from .module import Module
 
 
 class Continuation:

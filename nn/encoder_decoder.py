@@ -9,18 +9,18 @@ from typing import Any, TypeAlias
 from minigrad import asarray, random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError, ShapeError
-from nn.activation import Dropout
-from nn.attention import MultiHeadAttention
-from nn.cache import KVCache
-from nn.checks import as_ids, check_sizes
-from nn.containers import ModuleList
-from nn.feedforward import FeedForward
-from nn.linear import Embedding, Linear, head_loss
-from nn.masks import padding_mask
-from nn.module import Module
-from nn.normalization import LayerNorm
-from nn.positional import SinusoidalPositionalEncoding
-from nn.transformer import unrecorded
+from .activation import Dropout
+from .attention import MultiHeadAttention
+from .cache import KVCache
+from .checks import as_ids, check_sizes
+from .containers import ModuleList
+from .feedforward import FeedForward
+from .linear import Embedding, Linear, head_loss
+from .masks import padding_mask
+from .module import Module
+from .normalization import LayerNorm
+from .positional import SinusoidalPositionalEncoding
+from .transformer import unrecorded
 
 Activation: TypeAlias = str | Callable[[Any], Any]
 
@@ -84,7 +84,7 @@ class EncoderLayer(Module):
 
 
 class DecoderLayer(EncoderLayer):
-    """Causal self-attention, attention to what an encoder made of a source, and a feed-forward layer.
+    """Causal self-attention, attention to the output of an encoder, and a feed-forward layer.
 
     Each is a branch as in EncoderLayer, whose arguments these are; the norms are ln1, ln2 and ln3, in that order.
 
@@ -245,7 +245,7 @@ class Transformer(Module):
         target_mask: Any = None,
         cache: KVCache | None = None,
     ) -> Any:
-        """What the head reads: (batch, T, d_model) for ``target`` (batch, T), given the memory of its source.
+        """The input of the head: (batch, T, d_model) for ``target`` (batch, T), given the memory of its source.
 
         memory_mask broadcasts to (batch, heads, T, S), target_mask to (batch, heads, T, T); position i sees none after
         it anyway. With a cache, target goes on from the tokens that it holds, and no graph is recorded.
@@ -283,7 +283,7 @@ class Transformer(Module):
     # ---- both together ----
 
     def hidden(self, source: Any, target: Any, source_mask: Any = None, target_mask: Any = None) -> Any:
-        """What the head reads: (batch, T, d_model). source_mask, of its keys alone, also hides them from the target."""
+        """The input of the head: (batch, T, d_model). source_mask, of keys alone, hides them from the target, too."""
         source = self._ids(source, "source")
         mask = self._mask(source_mask, self._padding(source))
         if mask is not None and (mask.ndim < 2 or mask.shape[-2] != 1):
@@ -321,7 +321,7 @@ class Transformer(Module):
     # ---- decoding ----
 
     def start(self, source: Any, max_length: int | None = None) -> KVCache:
-        """An empty cache for targets of ``source`` (batch, S), which is encoded here, once; no graph is recorded."""
+        """An empty cache for targets of ``source`` (batch, S): encodes the source, once, and records no graph."""
         cache = KVCache(self, max_length)
         source = self._ids(source, "source")
         with unrecorded(cache):

@@ -11,8 +11,8 @@ from minigrad import asarray, no_grad
 from minigrad.backend import to_numpy
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.messages.explain import explained
-from nn.checks import check_sizes
-from nn.continuation import evaluating
+from .checks import check_sizes
+from .continuation import evaluating
 
 IGNORED = -100  # a target that doesn't count
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minigrad import random
+from minigrad import checkpoint, random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError
-from nn import functional as F
-from nn.activation import Dropout
-from nn.checks import check_sizes
-from nn.linear import Linear, is_bare
-from nn.module import Module
-from nn.normalization import gain_of, normed
+from . import functional as F
+from .activation import Dropout
+from .checks import check_sizes
+from .linear import Linear
+from .module import Module
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
@@ -31,8 +30,8 @@ class SwiGLU(Module):
     """``w2(silu(w1 x) · w3 x)`` without biases, (..., d_model) to (..., d_model) through d_ff gated units.
 
     d_ff is by default 8/3 d_model rounded up to a multiple of 64. Shazeer, "GLU Variants Improve Transformer" (2020).
-    With ``recompute`` the backward pass computes w1 x and w3 x once more: 2 d_ff numbers a row of x less are kept, for
-    two more products beside nine; not on a GPU, nor where one of the three layers has hooks or was replaced.
+    With ``recompute`` the backward pass computes w1 x and w3 x once more, and does not keep them: 2 d_ff numbers a row
+    less, for two more products beside nine. Hooks on w1 and w3 run once more, too.
 
     >>> import minigrad as mg
     >>> SwiGLU(8)(mg.ones((2, 8))).shape
@@ -53,24 +52,17 @@ class SwiGLU(Module):
         check_sizes(d_model=d_model)
         self.recompute = recompute
         d_ff = swiglu_width(d_model) if d_ff is None else d_ff
-        kinds: dict[str, Any] = {
-            "bias": False,
-            "dtype": dtype,
-            "device": device,
-            "generator": random.generator(generator),
-        }
-        self.w1 = Linear(d_model, d_ff, **kinds)
-        self.w2 = Linear(d_ff, d_model, **kinds)
-        self.w3 = Linear(d_model, d_ff, **kinds)
+        kinds: dict[str, Any] = {"dtype": dtype, "device": device, "generator": random.generator(generator)}
+        self.w1 = Linear(d_model, d_ff, False, **kinds)
+        self.w2 = Linear(d_ff, d_model, False, **kinds)
+        self.w3 = Linear(d_model, d_ff, False, **kinds)
 
-    def forward(self, x: Any, norm: Module | None = None) -> Any:
-        """``w2(silu(w1 x) · w3 x)``, of norm(x) if there is a norm; one operation where no layer inside is watched."""
-        if is_bare(self.w1) and is_bare(self.w3) and is_bare(self.w2):
-            x, gain = gain_of(norm, x)
-            weights = self.w1.weight, self.w3.weight, self.w2.weight
-            return F.swiglu_ffn(x, *weights, **gain, recompute=self.recompute)
-        x = normed(norm, x)
-        return self.w2(F.swiglu(self.w1(x), self.w3(x)))
+    def forward(self, x: Any) -> Any:
+        """``w2(silu(w1 x) · w3 x)``."""
+        return self.w2(checkpoint(self._units, x) if self.recompute else self._units(x))
+
+    def _units(self, x: Any) -> Any:
+        return F.swiglu(self.w1(x), self.w3(x))
 
     def extra_repr(self) -> str:
         return "recompute=True" if self.recompute else ""
@@ -102,14 +94,9 @@ class FeedForward(Module):
         if not callable(activation) and activation not in ACTIVATIONS:
             hint = "such as 'gelu', or nn.functional.silu"
             raise ArgumentError(f"an activation of {sorted(ACTIVATIONS)}, or a function", repr(activation), hint)
-        kinds: dict[str, Any] = {
-            "bias": bias,
-            "dtype": dtype,
-            "device": device,
-            "generator": random.generator(generator),
-        }
-        self.w1 = Linear(d_model, d_ff, **kinds)
-        self.w2 = Linear(d_ff, d_model, **kinds)
+        kinds: dict[str, Any] = {"dtype": dtype, "device": device, "generator": random.generator(generator)}
+        self.w1 = Linear(d_model, d_ff, bias, **kinds)
+        self.w2 = Linear(d_ff, d_model, bias, **kinds)
         self.activation = activation
         self.dropout = Dropout(dropout)
 

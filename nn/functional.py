@@ -30,8 +30,8 @@ from minigrad.kernels.swiglu_ffn import swiglu_ffn
 from minigrad.messages.arguments import normal_axis
 from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names
-from nn.checks import as_operand, check_probability
-from nn.losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
+from .checks import as_operand, check_probability
+from .losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
 
 __all__ = [
     "apply_rope",
@@ -104,6 +104,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
+    window: int | None = None,
 ) -> Any:
     """``softmax(q kᵀ · scale + mask) v``: values averaged by how well their keys fit each query.
 
@@ -114,6 +115,7 @@ def scaled_dot_product_attention(
     - is_causal: query i sees keys j <= i alone, counted from the top left corner; a mask then restricts further
     - dropout_p: the probability with which a weight is dropped, in evaluation too: pass 0 there
     - scale: 1/√d if not given
+    - window: query i sees keys with ``|i - j| < window`` alone, so that the time is linear in the length
 
     A query that may see no key gives 0. Vaswani et al., "Attention is all you need" (2017), eq. 1.
 
@@ -125,4 +127,4 @@ def scaled_dot_product_attention(
     seed = int(random.generator().integers(2**63)) if dropout_p else 0
     q, k, v = (as_operand(x) for x in (q, k, v))
     attn_mask = None if attn_mask is None else as_operand(attn_mask)
-    return attention(q, k, v, attn_mask, is_causal, scale=scale, dropout_p=dropout_p, seed=seed)
+    return attention(q, k, v, attn_mask, is_causal, scale, dropout_p, seed, window)

@@ -10,8 +10,8 @@ import numpy as np
 from minigrad import no_grad, random
 from minigrad.errors import CallError
 from minigrad.messages.explain import describe, explained
-from nn.continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
-from nn.sampling import check_sampling, drawn, next_token_probabilities
+from .continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
+from .sampling import check_sampling, drawn, next_token_probabilities
 
 
 @explained

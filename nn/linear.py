@@ -6,10 +6,10 @@ from typing import Any
 
 from minigrad.backend import DType
 from minigrad.errors import IndexRangeError
-from nn import functional as F
-from nn.checks import as_ids, check_sizes
-from nn.module import Module, is_plain
-from nn.parameter import constant, matrix, truncated_normal
+from . import functional as F
+from .checks import as_ids, check_sizes
+from .module import Module, is_plain
+from .parameter import constant, matrix, truncated_normal
 
 
 class Linear(Module):
@@ -46,26 +46,17 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def is_bare(layer: Module) -> bool:
-    """Whether a layer is a Linear without bias, hooks or a subclass's own ways: then its weight is all there is to it.
+def head_loss(head: Any, hidden: Any, targets: Any, *options: Any) -> Any:
+    """Cross-entropy of ``head(hidden)`` against ``targets``; the options are those of ``F.cross_entropy``.
 
-    >>> is_bare(Linear(3, 2, bias=False)), is_bare(Linear(3, 2))
-    (True, False)
-    """
-    return is_plain(layer, Linear) and layer.bias is None
-
-
-def head_loss(head: Any, hidden: Any, *goal: Any) -> Any:
-    """Cross-entropy of ``head(hidden)``, with the rest of its arguments as ``goal``.
-
-    The logits never exist all at once where the weight of the head is all there is to it.
+    The logits never exist all at once where the head is a Linear without bias that nothing watches.
 
     >>> head_loss(Linear(3, 2, bias=False), [[0.0, 0.0, 0.0]], [1]).round(4)
     Tensor(0.6931, made by round)
     """
-    if is_bare(head):
-        return F.linear_cross_entropy(hidden, head.weight, *goal)
-    return F.cross_entropy(head(hidden), *goal)
+    if is_plain(head, Linear) and head.bias is None:
+        return F.linear_cross_entropy(hidden, head.weight, targets, *options)
+    return F.cross_entropy(head(hidden), targets, *options)
 
 
 class Embedding(Module):

@@ -16,9 +16,9 @@ from minigrad.backend import Array, DType, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError
 from minigrad.messages.explain import describe
 from minigrad.serialize import checked_path, load_shapes, read_json, write_whole
-from nn.checks import check_probability, is_whole
-from nn.parameter import hollow
-from nn.transformer import TransformerLM
+from .checks import check_probability, is_whole
+from .parameter import hollow
+from .transformer import TransformerLM
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 WRITERS = "save_pretrained of transformers writes such files, and save_llama"

@@ -14,7 +14,7 @@ from minigrad import Tensor, asarray, exp, log, softplus, take_along_axis, where
 from minigrad.backend import accumulator, array_module, array_of, to_device_of
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.messages.explain import explained
-from nn.checks import as_operand, check_sizes
+from .checks import as_operand, check_sizes
 
 
 def _reduced(losses: Any, reduction: str) -> Any:

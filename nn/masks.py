@@ -11,7 +11,7 @@ from minigrad import asarray
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import DTypeError, ShapeError
 from minigrad.messages.explain import explained
-from nn.checks import check_sizes
+from .checks import check_sizes
 
 
 def token_ids(sequence: Any) -> Array:

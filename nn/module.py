@@ -15,9 +15,9 @@ import numpy as np
 from minigrad import Tensor, asarray
 from minigrad.backend import Array, array_module, as_dtype, check_device, is_array, is_floating, to_device
 from minigrad.errors import ArgumentError, AttributeHintError, CallError, DTypeError, StateError
-from minigrad.messages.explain import describe, explained, wrong_call
+from minigrad.messages.explain import describe, explain_methods
 from minigrad.tensor import Handle
-from nn.parameter import Parameter
+from .parameter import Parameter
 
 M = TypeVar("M", bound="Module")
 
@@ -61,8 +61,7 @@ class Module:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__init__" in vars(cls):  # so that a call with wrong arguments says what the layer takes
-            cls.__init__ = explained(cls.__init__)  # type: ignore[method-assign]
+        explain_methods(cls, ["__init__", "forward"])  # a call with wrong arguments says what the layer takes
 
     def __init__(self) -> None:
         vars(self).update(training=True, _buffers={}, _path="", _hooks=[], _pre_hooks=[])
@@ -249,7 +248,7 @@ class Module:
         place = None if device is None else check_device(device)
         for _, tensor in _once(self._named_tensors(True, lambda persistent: True)):
             tensor._data = _converted(tensor.data, place, dtype)
-            tensor._version[0] += 1
+            tensor.bump_version()
             tensor.grad = None if tensor.grad is None else _converted(tensor.grad, place, dtype)
         return self
 
@@ -264,19 +263,11 @@ class Module:
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
-        output = self._forward(args, kwargs)
+        output = self.forward(*args, **kwargs)
         for hook in tuple(self._hooks):
             changed = hook(self, args, output)
             output = output if changed is None else changed
         return output
-
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return self.forward(*args, **kwargs)
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise
-            raise wrong_call(self.forward, args, kwargs) from None
 
     def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> Handle:
         """Call ``hook(module, inputs)`` before ``forward``; what it returns, if not None, are the inputs."""

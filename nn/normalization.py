@@ -1,17 +1,15 @@
-"""RMSNorm and LayerNorm: rows brought to one scale, then multiplied by a learned gain."""
+"""RMSNorm and LayerNorm: rows brought to one scale, then multiplied by a learned weight."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from minigrad.backend import DType
-from minigrad.errors import CallError
 from minigrad.messages.arguments import check_eps
-from minigrad.messages.explain import describe
-from nn import functional as F
-from nn.checks import check_sizes
-from nn.module import Module, is_plain
-from nn.parameter import constant
+from . import functional as F
+from .checks import check_sizes
+from .module import Module
+from .parameter import constant
 
 
 def _shape(normalized_shape: Any) -> tuple[int, ...]:
@@ -24,7 +22,7 @@ def _shape(normalized_shape: Any) -> tuple[int, ...]:
 class RMSNorm(Module):
     """``y = x / √(mean(x²) + eps) · g`` over the last axes, those of ``normalized_shape``.
 
-    The gain g, ``weight``, has that shape and starts as ones. Squares and their mean are formed in at least float32.
+    The ``weight`` g has that shape and starts as ones. Squares and their mean are formed in at least float32.
     Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
     >>> import minigrad as mg
@@ -45,34 +43,6 @@ class RMSNorm(Module):
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}"
-
-
-def normed(norm: Any, x: Any) -> Any:
-    """``norm(x)``, or x itself if norm is None.
-
-    >>> normed(None, 3)
-    3
-    """
-    if norm is not None and not isinstance(norm, Module):
-        raise CallError("a layer as norm", describe(norm), "such as nn.RMSNorm(d_model), or None")
-    return x if norm is None else norm(x)
-
-
-def gain_of(norm: Any, x: Any) -> tuple[Any, dict[str, Any]]:
-    """What an operation that can normalise its rows reads for ``norm(x)``: x, and the gain and eps that it then takes.
-
-    Where the norm is more than a gain (hooks, a subclass, another kind) it is called here, and nothing is left to take.
-
-    >>> import minigrad as mg
-    >>> x = mg.ones((1, 2))
-    >>> len(gain_of(RMSNorm(2), x)[1]), len(gain_of(LayerNorm(2), x)[1])
-    (2, 0)
-    """
-    if isinstance(norm, Module) and is_plain(norm, RMSNorm):
-        shape = getattr(norm.weight, "shape", ())
-        if len(shape) == 1 and shape == norm.normalized_shape:
-            return x, {"gain": norm.weight, "eps": norm.eps}
-    return normed(norm, x), {}
 
 
 class LayerNorm(Module):

@@ -1,4 +1,4 @@
-"""Where a token stands: sinusoids added to embeddings, and rotations of queries and keys (RoPE)."""
+"""Positions of tokens: sinusoids added to embeddings, and rotations of queries and keys (RoPE)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, accumulator, device_of, to_device
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
-from nn import functional as F
-from nn.activation import Dropout
-from nn.checks import check_sizes
-from nn.module import Module
+from . import functional as F
+from .activation import Dropout
+from .checks import check_sizes
+from .module import Module
 
 LAYOUTS = ("interleaved", "half")
 
@@ -178,8 +178,8 @@ def scaled_frequencies(frequencies: Any, scaling: Mapping[str, Any] | None) -> A
     if not high > low:
         raise ArgumentError("a high_freq_factor above low_freq_factor", f"{dict(scaling)}", "LLaMA 3 has 4 and 1")
     turns = original * frequencies / (2 * math.pi)  # full turns within the original context
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    return frequencies * (kept + (1 - kept) / factor)
+    unscaled = np.clip((turns - low) / (high - low), 0, 1)
+    return frequencies * (unscaled + (1 - unscaled) / factor)
 
 
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

@@ -11,7 +11,7 @@ from minigrad import asarray
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, NonFiniteError, ShapeError
 from minigrad.messages.explain import explained
-from nn.checks import is_whole
+from .checks import is_whole
 
 LARGEST = 1e300  # logit that a penalty gives, so that differences are numbers
 

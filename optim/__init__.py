@@ -16,13 +16,13 @@ True
 """
 
 from minigrad.messages.habits import module_names
-from optim.adam import Adam, AdamW
-from optim.clipping import clip_grad_norm
-from optim.groups import decay_groups
-from optim.optimizer import Optimizer
-from optim.scaler import GradScaler
-from optim.schedules import cosine_schedule, noam_schedule
-from optim.sgd import SGD
+from .adam import Adam, AdamW
+from .clipping import clip_grad_norm
+from .groups import decay_groups
+from .optimizer import Optimizer
+from .scaler import GradScaler
+from .schedules import cosine_schedule, noam_schedule
+from .sgd import SGD
 
 # fmt: off
 __all__ = [

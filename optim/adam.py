@@ -11,8 +11,8 @@ import numpy as np
 from minigrad.backend import Array, array_module
 from minigrad.errors import ArgumentError
 from minigrad.tensor import Tensor
-from optim import gpu
-from optim.optimizer import Group, Optimizer, Update
+from . import gpu
+from .optimizer import Group, Optimizer, Update
 
 
 class Adam(Optimizer):

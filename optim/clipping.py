@@ -12,9 +12,9 @@ from minigrad.errors import ArgumentError, NonFiniteError
 from minigrad.machine import parallel
 from minigrad.messages.explain import explained
 from minigrad.tensor import Tensor
-from optim import gpu
-from optim.groups import as_parameters, gradient_of, param_name
-from optim.tiles import as_rows, map_tiles
+from . import gpu
+from .groups import as_parameters, gradient_of, param_name
+from .tiles import as_rows, map_tiles
 
 
 @explained

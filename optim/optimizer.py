@@ -1,6 +1,6 @@
 """What all optimizers share: parameter groups, state, and one fused pass over every parameter.
 
-A subclass names the moments it keeps (``moments``, ``_kept``), checks options that it alone has (``_check``), and says
+A subclass names its moments (``moments``, ``_moments_for``), checks options that it alone has (``_check``), and says
 how a tile of a parameter moves (``_update``). ``sgd.py`` is the shortest.
 """
 
@@ -17,8 +17,8 @@ from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, GraphError, StateError
 from minigrad.messages.explain import describe as told
 from minigrad.tensor import Tensor
-from optim.groups import as_parameters, gradient_of, param_name
-from optim.tiles import as_rows, map_tiles
+from .groups import as_parameters, gradient_of, param_name
+from .tiles import as_rows, map_tiles
 
 Group: TypeAlias = dict[str, Any]
 Update: TypeAlias = Callable[..., None]  # (weights, gradient, *moments): tiles, the first and the last in place
@@ -112,7 +112,7 @@ class Optimizer:
         """The function that moves a tile, for the ``step``-th update (from 1) of a parameter; subclasses say which."""
         raise NotImplementedError
 
-    def _kept(self, group: Group) -> tuple[str, ...]:
+    def _moments_for(self, group: Group) -> tuple[str, ...]:
         """The moments that a group needs under its present options."""
         return self.moments
 
@@ -135,7 +135,7 @@ class Optimizer:
             bodies = [self._prepare(place, group, param) for place, group, param in active]
             map_tiles(lambda i, rows: bodies[i](rows), [as_rows(param.data) for _, _, param in active], self.element_ns)
         for _, _, param in active:
-            param.data = param.data  # raises its version number
+            param.bump_version()
 
     def _move_on_gpu(self, active: list[tuple[int, Group, Tensor]], where: Any) -> bool:
         """Move all parameters by one kernel, if the subclass has one that takes them."""
@@ -157,7 +157,7 @@ class Optimizer:
     def _counted(self, place: int, group: Group, param: Tensor) -> dict[str, Any]:
         """The state of a parameter, with what was missing in it, and one step more."""
         xp, state, dtype = array_module(param.data), self.state[place], accumulator(param.data.dtype)
-        missing = [name for name in self._kept(group) if name not in state]
+        missing = [name for name in self._moments_for(group) if name not in state]
         if missing and xp is np and param.data.flags.c_contiguous:
             moments = np.zeros((len(missing), *param.shape), dtype)  # in one array: fewer gaps in memory than with two
             state |= {name: moments[i, ...] for i, name in enumerate(missing)}  # an array also of shape ()
@@ -174,7 +174,7 @@ class Optimizer:
         half = accumulator(data.dtype) != data.dtype
         update = self._update(group, state["step"])
         weights = as_rows(state["master"] if half else data)
-        stored, grad, *moments = (as_rows(a) for a in (data, param.grad, *(state[n] for n in self._kept(group))))
+        stored, grad, *moments = (as_rows(a) for a in (data, param.grad, *(state[n] for n in self._moments_for(group))))
 
         def body(rows: slice) -> None:
             w = weights[rows]
@@ -256,7 +256,7 @@ class Optimizer:
             make = array_module(param.data).array
             state[place][name] = int(value) if name == "step" else make(value, dtype=accumulator(param.dtype))
         for place, (param, group) in enumerate(owners):
-            missing = {"step", *self._kept(group)} - state[place].keys()
+            missing = {"step", *self._moments_for(group)} - state[place].keys()
             if state[place] and missing:
                 hint = "saved under other options?"
                 raise StateError(

@@ -11,8 +11,8 @@ from minigrad.engine.core import Primitive
 from minigrad.errors import ArgumentError, DTypeError, GraphError, StateError
 from minigrad.messages.explain import describe
 from minigrad.tensor import Tensor
-from optim import gpu
-from optim.optimizer import Optimizer
+from . import gpu
+from .optimizer import Optimizer
 
 SMALLEST, LARGEST = 2.0**-100, 2.0**100  # of scales: they and their inverses are numbers of float32
 

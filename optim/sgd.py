@@ -8,7 +8,7 @@ from typing import Any
 from minigrad.backend import Array
 from minigrad.errors import ArgumentError
 from minigrad.tensor import Tensor
-from optim.optimizer import Group, Optimizer, Update
+from .optimizer import Group, Optimizer, Update
 
 
 class SGD(Optimizer):
@@ -51,7 +51,7 @@ class SGD(Optimizer):
             got = f"momentum={options['momentum']}, dampening={options['dampening']}"
             raise ArgumentError("momentum > 0 and no dampening with nesterov=True", got, "momentum=0.9 is usual")
 
-    def _kept(self, group: Group) -> tuple[str, ...]:
+    def _moments_for(self, group: Group) -> tuple[str, ...]:
         return self.moments if group["momentum"] else ()
 
     def _update(self, group: Group, step: int) -> Update:

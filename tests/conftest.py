@@ -15,6 +15,7 @@ from support.simulated.default_device import make_default
 
 import minigrad as mg
 from minigrad.engine import core
+from minigrad.engine.recording import current
 
 settings.register_profile("dev", max_examples=25, deadline=None)
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
@@ -48,10 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _modes() -> dict[str, Any]:
     """The settings of this thread and process that a computation depends on."""
     return {
-        "recording": mg.is_grad_enabled(),
-        "autocast": core.mode.autocast,
-        "scaled": core.mode.scaled,
-        "blocks": list(core.mode.blocks),
+        "mode": core.mode(),
         "observers": list(core.observers),
         "threads": mg.get_num_threads(),
         "errstate": np.geterr(),
@@ -75,8 +73,7 @@ def sealed() -> Iterator[None]:
     mg.REGISTRY.clear()
     mg.REGISTRY.update(registry)
     core.observers[:] = modes["observers"]
-    core.mode.recording, core.mode.autocast = modes["recording"], modes["autocast"]
-    core.mode.scaled, core.mode.blocks = modes["scaled"], list(modes["blocks"])
+    current.set(modes["mode"])
     mg.set_num_threads(modes["threads"])
     np.seterr(**modes["errstate"])
     assert left == modes, "the test left a mode of the process changed"

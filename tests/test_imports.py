@@ -21,7 +21,10 @@ LAYERS = [
     ["checkpointing"],
     ["functional"],
     ["testing"],
+    ["aliases"],
+    ["nn", "optim"],
 ]
+ALIASES = ("nn", "optim")  # of the packages, for people who have others of these names
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 STANDARD_OR_DECLARED = {"numpy", "safetensors", "threadpoolctl", "ml_dtypes", "graphviz"}
 
@@ -32,6 +35,9 @@ def imports(path: Path) -> list[tuple[str, ast.AST]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found += [(alias.name, node) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            package = ".".join(path.relative_to(ROOT).parts[: -node.level])
+            found += [(f"{package}.{node.module}" if node.module else f"{package}.{a.name}", node) for a in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"minigrad.{a.name}" for a in node.names] if node.module == "minigrad" else [node.module]
             found += [(name, node) for name in names]
@@ -44,13 +50,16 @@ FILES = sorted(p.relative_to(ROOT) for folder in ("minigrad", "nn", "optim") for
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_imports_go_down(path: Path) -> None:
     package, here = path.parts[0], path.with_suffix("").parts[1]
-    for name, _ in imports(ROOT / path):
+    for name, node in imports(ROOT / path):
         parts = name.split(".")
         assert parts[0] not in ("torch", "tqdm", "examples", "hypothesis", "pytest"), f"{path} imports {name}"
         if package != "minigrad":
             assert parts[0] not in {"nn", "optim"} - {package}, f"{path} imports {name}"
+            assert parts[0] != package or getattr(node, "level", 0), (
+                f"{path} imports {name} by its full name, which may be another's"
+            )
         else:
-            assert parts[0] not in ("nn", "optim"), f"{path} imports {name}"
+            assert parts[0] not in ("nn", "optim") or here in ALIASES, f"{path} imports {name}"
             if parts[0] == "minigrad" and len(parts) > 1 and here != "__init__":
                 assert RANK[parts[1]] <= RANK[here], f"{path} imports {name}, which is built on it"
 

@@ -1,6 +1,6 @@
-"""The backward pass: nodes by descending creation number, no recursion, each node freed as soon as it was used.
+"""The backward pass visits nodes by descending creation number, without recursion, and frees each one after its use.
 
-``backward`` adds gradients to the leaves, ``grad`` returns them; both are one :class:`Pass`.
+``backward`` adds gradients to the leaves, ``grad`` returns them. Both run one :class:`Pass`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import array_module, array_of, is_array, is_half
+from minigrad.backend import array_module, array_of, is_array
 from minigrad.engine import core
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node, Primitive
 from minigrad.engine.recording import enable_grad, in_precision, no_grad, scaled_gradients
 from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe, explained
-
-
-def unbroadcast(g: Any, shape: tuple[int, ...]) -> Any:
-    """Sum ``g`` over the axes along which an argument of ``shape`` was repeated; half precision sums in float32."""
-    lead = g.ndim - len(shape)
-    axes = (*range(lead), *(i + lead for i, n in enumerate(shape) if n == 1 and g.shape[i + lead] != 1))
-    if not isinstance(g, core.Tensor) and is_half(g.dtype):
-        return g.sum(axis=axes, dtype=np.float32).astype(g.dtype).reshape(shape)
-    return g.sum(axis=axes).reshape(shape)
 
 
 class Pass:
@@ -41,16 +33,13 @@ class Pass:
     """
 
     def __init__(
-        self,
-        *,
-        create_graph: bool = False,
-        retain_graph: bool = False,
-        targets: set[Any] | None = None,
-        through: bool = True,
+        self, create_graph: bool = False, retain_graph: bool = False, targets: Any = None, through: bool = True
     ) -> None:
         self.create_graph = create_graph  # whether the pass is itself recorded
         self.retain_graph = retain_graph  # whether nodes keep what their derivatives read
-        self.targets = targets  # edges whose gradients to find; None: all leaves, to whose ``.grad`` theirs is added
+        self.targets: set[Any] | None = (
+            targets  # edges whose gradients to find; None: all leaves, to whose ``.grad`` theirs is added
+        )
         self.through = through  # whether to go on behind a target, to targets that it was made from
         self.leading: set[Any] | None = None  # with targets: the nodes through which one can be reached
         self.useful: set[Any] | None = None  # those and the targets
@@ -63,35 +52,33 @@ class Pass:
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
         with self.blocks:
-            self._run(roots)
-
-    def _run(self, roots: Sequence[tuple[Any, Any]]) -> None:
-        if self.targets is not None:
-            self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.through)
-            self.useful = self.leading | self.targets
-        for edge, g in roots:
-            self.accumulate(edge, g)
-        while self.heap:
-            node = heapq.heappop(self.heap)[1]
-            g = self.pending.pop(node)
-            self.owned.discard(node)
-            if node.hooks:
-                g = _hooked(node.hooks, g)
-            if self.targets is not None and node in self.targets:
-                self.found[node] = g
-            if self.leading is None or node in self.leading:
-                self.visit(node, g)
-        leaves = {leaf: _hooked(leaf._hooks, g) if leaf._hooks else g for leaf, g in self.pending.items()}
-        if self.targets is not None:
-            self.found |= leaves
-        else:  # nothing fails from here on: a pass that broke off has changed no leaf
-            # The price: where ``.grad`` is there already, a second set of gradients is beside it until here. To add
-            # each as soon as it is complete would spare that, but a later error couldn't take it away again exactly.
+            if self.targets is not None:
+                self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.through)
+                self.useful = self.leading | self.targets
+            for edge, g in roots:
+                self.accumulate(edge, g)
+            while self.heap:
+                node = heapq.heappop(self.heap)[1]
+                g = self.pending.pop(node)
+                self.owned.discard(node)
+                if node.hooks:
+                    g = _hooked(node.hooks, g)
+                if self.targets is not None and node in self.targets:
+                    self.found[node] = g
+                if self.leading is None or node in self.leading:
+                    self.visit(node, g)
+            leaves = {leaf: _hooked(leaf._hooks, g) for leaf, g in self.pending.items()}
+            if self.targets is not None:
+                self.found |= leaves
+                return
+            # Nothing fails from here on, so a pass that broke off has changed no leaf. The price: where ``.grad`` is
+            # there already, a second set of gradients is beside it until here. To add each as soon as it is complete
+            # would spare that, but a later error couldn't take it away again exactly.
             for leaf, g in leaves.items():
                 _add_to_leaf(leaf, g, fresh=leaf in self.owned and not leaf._hooks)
 
     def visit(self, node: Node, g: Any) -> None:
-        """Run the rules of ``node`` and hand each result to the parent that it belongs to."""
+        """Run the rules of ``node`` and hand each gradient to its parent."""
         node.check()
         if node.primitive.scales_losses:
             self.blocks.enter_context(scaled_gradients())
@@ -116,26 +103,26 @@ class Pass:
                 self.owned.add(edge)
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
-        """``g`` with the shape and dtype of what it is the gradient of: broadcasting undone, anything else refused."""
-        shape, dtype = edge.shape, edge.dtype
+        """``g`` in the shape and dtype of ``edge``: broadcasting is undone, any other difference refused."""
         if self.create_graph and not isinstance(g, core.Tensor):
             g = core.Tensor._wrap(g)
-        if g.shape != shape:
+        if g.shape != edge.shape:
             if not made_by.elementwise:
                 got, hint = f"{g.shape} from a rule of {made_by.name!r}", "a rule returns the shape of its argument"
-                raise GraphError(f"a gradient of shape {shape}", got, hint)
-            g = unbroadcast(g, shape)
-        return g if g.dtype == dtype else g.astype(dtype)
+                raise GraphError(f"a gradient of shape {edge.shape}", got, hint)
+            g = unbroadcast(g, edge.shape)
+        return g if g.dtype == edge.dtype else g.astype(edge.dtype)
 
     def accumulate(self, edge: Any, g: Any) -> None:
-        """Add ``g`` to what waits at ``edge``."""
+        """Add ``g`` to the gradient that waits at ``edge``."""
         before = self.pending.get(edge)
         if before is None:
             self.pending[edge] = g
             if isinstance(edge, Node):
                 heapq.heappush(self.heap, (-edge.number, edge))
         elif type(g) is tuple:
-            self.pending[edge] = tuple(_sum(a, b) for a, b in zip(before, g, strict=True))
+            pairs = zip(before, g, strict=True)  # a part is None where nothing has come for it
+            self.pending[edge] = tuple(a if b is None else b if a is None else a + b for a, b in pairs)
         elif edge in self.owned:
             before += g
         else:
@@ -144,13 +131,8 @@ class Pass:
                 self.owned.add(edge)
 
 
-def _sum(a: Any, b: Any) -> Any:
-    """The sum of two gradients, either of which may be None."""
-    return b if a is None else a if b is None else a + b
-
-
 def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:
-    """Whether nothing else can hold ``g``: it is no view, not the incoming gradient, no residual, no other gradient."""
+    """Whether nobody else can hold ``g``: it is no view, not the incoming gradient, no residual, no other gradient."""
     others = (incoming, *(residuals or ()), *earlier)
     return is_array(g) and g.base is None and all(g is not other for other in others)
 
@@ -162,32 +144,34 @@ def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
     return tuple(xp.zeros(shape, dtype) if part is None else part for part, shape, dtype in facts)
 
 
-def _hooked(hooks: Sequence[Callable[[Any], Any]], g: Any) -> Any:
-    for hook in tuple(hooks):
+def _hooked(hooks: Sequence[Callable[[Any], Any]] | None, g: Any) -> Any:
+    """``g`` as the hooks leave it, one after the other."""
+    for hook in tuple(hooks or ()):
         changed = hook(g)
-        if changed is None:
-            continue
-        changed = changed if isinstance(changed, core.Tensor) else as_operand(changed, "the result of a hook")
-        changed = changed if hasattr(changed, "shape") else array_module(g).asarray(changed)
-        if changed.shape != g.shape:
-            hint = "return None to leave the gradient as it is"
-            raise ShapeError(f"a gradient of shape {g.shape} from a hook", f"shape {changed.shape}", hint)
-        g = changed if changed.dtype == g.dtype else changed.astype(g.dtype)
+        g = g if changed is None else _given(changed, "a gradient from a hook", g, "None leaves the gradient as it is")
     return g
 
 
+def _given(g: Any, what: str, like: Any, hint: str) -> Any:
+    """A gradient that the user gave, in the dtype of ``like``, whose shape it must have."""
+    g = g if isinstance(g, core.Tensor) else as_operand(g, what)
+    if np.shape(g) != like.shape:
+        raise ShapeError(f"{what}, of shape {like.shape}", f"shape {np.shape(g)}", hint)
+    if not isinstance(g, core.Tensor):
+        return array_module(array_of(like)).asarray(g, dtype=like.dtype)
+    return g if g.dtype == like.dtype else g.astype(like.dtype)
+
+
 def _add_to_leaf(leaf: Any, g: Any, fresh: bool) -> None:
-    """Add to ``leaf.grad``, which belongs to the leaf alone: a borrowed array is copied before it is kept."""
+    """Add to ``leaf.grad``. That array belongs to the leaf alone, so a borrowed one is copied."""
     if leaf._grad is None:
         leaf._grad = g if fresh else array_module(g).array(g)
-    elif leaf._grad.shape == ():
-        leaf._grad = array_module(g).asarray(leaf._grad + g)  # NumPy adds two arrays of shape () to a number
     else:
         leaf._grad += g
 
 
 def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node]:
-    """All nodes that ``roots`` were made from, themselves included, up to those where ``stop`` holds."""
+    """All nodes that ``roots`` were made from, and the roots; the search ends at nodes where ``stop`` holds."""
     found: set[Node] = set()
     stack = [root for root in roots if isinstance(root, Node)]
     while stack:
@@ -199,7 +183,7 @@ def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node
 
 
 def _leading_to(targets: set[Any], roots: Sequence[Any], through: bool) -> set[Any]:
-    """The nodes from which one of ``targets`` can be reached, so that the pass need not visit the others."""
+    """The nodes from which one of ``targets`` can be reached. The pass visits no others."""
     reachable = nodes_behind(roots, lambda node: not through and node in targets)
     useful: set[Any] = set()
     for node in sorted(reachable, key=lambda n: n.number):
@@ -220,21 +204,13 @@ def _seed(out: Any, gradient: Any) -> Any:
             hint = "call .sum() or .mean() first, or pass the gradient of the result"
             raise ShapeError("a scalar, from which a gradient can start", f"shape {out.shape}", hint)
         return array_module(out._data).ones(out.shape, out.dtype)
-    if not isinstance(gradient, core.Tensor):
-        gradient = as_operand(gradient, "the gradient of a result")
-    if np.shape(gradient) != out.shape:
-        hint = "one number for each element of the result"
-        raise ShapeError(f"a gradient of shape {out.shape}", f"shape {np.shape(gradient)}", hint)
-    if isinstance(gradient, core.Tensor):
-        return gradient if gradient.dtype == out.dtype else gradient.astype(out.dtype)
-    return array_module(out._data).asarray(gradient, dtype=out.dtype)
+    return _given(gradient, "the gradient of a result", out, "one number for each element of the result")
 
 
 def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
-    """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from; what ``Tensor.backward`` does."""
-    seed = array_of(_seed(out, gradient))
+    """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from, as ``Tensor.backward`` does."""
     with no_grad(), in_precision(None):
-        Pass(retain_graph=retain_graph).run([(out.node or out, seed)])
+        Pass(retain_graph=retain_graph).run([(out.node or out, array_of(_seed(out, gradient)))])
 
 
 @explained
@@ -262,32 +238,30 @@ def grad(
     outputs, inputs = _listed(outputs), _listed(inputs)
     given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
     if len(given) != len(outputs):
-        raise ArgumentError(
-            f"{len(outputs)} grad_outputs, one for each output", str(len(given)), "put them into a list"
-        )
+        raise ArgumentError(f"{len(outputs)} grad_outputs, one for each output", f"{len(given)}", "put them in a list")
     for i, tensor in enumerate(inputs):
         if not (isinstance(tensor, core.Tensor) and tensor._requires_grad):
             got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
             raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
+    start = _wrapped if create_graph else array_of
+    roots = [(out.node or out, start(seed)) for out, seed in zip(outputs, seeds, strict=True)]
     edges = [tensor.node or tensor for tensor in inputs]
-    retain_graph = create_graph if retain_graph is None else retain_graph
-    work = Pass(create_graph=create_graph, retain_graph=retain_graph, targets=set(edges))
-    roots = [(out.node or out, s if create_graph else array_of(s)) for out, s in zip(outputs, seeds, strict=True)]
+    work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
     with enable_grad() if create_graph else no_grad(), in_precision(None):
-        work.run([(edge, core.Tensor._wrap(s) if create_graph and is_array(s) else s) for edge, s in roots])
+        work.run(roots)
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]
     if missing and not allow_unused:
-        hint = "allow_unused=True gives None for it"
-        raise GraphError("outputs that depend on every input", f"no path to input {missing[0]}", hint)
-    return tuple(None if edge not in work.found else _as_result(work.found[edge]) for edge in edges)
+        raise GraphError("outputs made from every input", f"no path to input {missing[0]}", "or pass allow_unused=True")
+    found = [work.found.get(edge) for edge in edges]
+    return tuple(None if g is None else _wrapped(g if create_graph else array_module(g).array(g)) for g in found)
 
 
 def _listed(value: Any) -> list[Any]:
-    """Several tensors as a list, also a single one."""
+    """A list of tensors; a single tensor becomes a list of one."""
     single = isinstance(value, core.Tensor | str) or is_array(value) or not isinstance(value, Iterable)
     return [value] if single else list(value)
 
 
-def _as_result(g: Any) -> Any:
-    return g if isinstance(g, core.Tensor) else core.Tensor._wrap(array_module(g).array(g))
+def _wrapped(g: Any) -> Any:
+    return g if isinstance(g, core.Tensor) else core.Tensor._wrap(g)

@@ -1,10 +1,10 @@
-"""The engine: how an operation on arrays becomes differentiable, and what is remembered of it.
+"""The engine makes operations on arrays differentiable and remembers them. ``backward.py`` then finds the gradients.
 
-Read it as a lecture, before ``backward.py``, its second half.
+This file is the first half of a lecture, ``backward.py`` the second.
 
-1. **Node**: what is remembered of one operation: its primitive, its parents, and the few arrays that its derivative
-   will read (the *residuals*).
-2. **Primitive**: a function on arrays with derivative rules. A rule's parameter names *are* its residuals::
+1. A **Node** remembers one operation: its primitive, its parents, and the few arrays that its derivative will read
+   (the *residuals*).
+2. A **Primitive** is a function on arrays with derivative rules. A rule's parameter names *are* its residuals::
 
        @elementwise()
        def multiply(x, y):
@@ -12,16 +12,16 @@ Read it as a lecture, before ``backward.py``, its second half.
 
        multiply.defvjp(lambda g, y: g * y, lambda g, x: g * x)
 
-   The first rule, for ``x``, reads ``g`` (the gradient of the result) and ``y``; so ``y`` is kept, if ``x`` needs a
-   gradient at all. A name may be an argument, ``out`` (the result), ``<arg>_shape``, ``<arg>_dtype``,
-   ``<arg>_device``, or ``needs`` (for each argument with a rule: does it need a gradient). Rules are written with
-   operators and primitives, so the same rule runs on raw arrays and, for higher derivatives, on Tensors.
+   The first rule gives the gradient of ``x``. It reads ``g`` (the gradient of the result) and ``y``, so a node keeps
+   ``y``, if ``x`` needs a gradient at all. A name may be an argument, ``out`` (the result), ``<arg>_shape``,
+   ``<arg>_dtype``, ``<arg>_device``, or ``needs`` (which arguments with a rule need a gradient). Rules use operators
+   and primitives alone, so the same rule runs on raw arrays and, for higher derivatives, on Tensors.
 
-   A function of a list of arrays (``sequence=True``) has one rule, which returns a list of gradients. A function with
-   several results returns a tuple; its rule gets the tuple of their gradients.
+   A function of a list of arrays (``@primitive(sequence=True)``) has one rule, which returns a list of gradients. A
+   function with several results returns a tuple; its rule gets the tuple of their gradients.
 
-Every primitive is entered into the registry of ``registry.py``. Results are Tensors; the class itself is in
-``tensor.py``, which is built on this file and hands the class back through ``connect``. That knot is the only one.
+``registry.py`` lists every primitive. Results are Tensors. Their class is in ``tensor.py``, which imports this file and
+sets ``core.Tensor``; no other module is tied back like this.
 """
 
 from __future__ import annotations
@@ -29,40 +29,33 @@ from __future__ import annotations
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
 
-from minigrad.backend import is_floating
-from minigrad.engine.plan import Plan, Rule, legal_names, make_plan, residual_names
-from minigrad.engine.recording import cast, mode
-from minigrad.engine.registry import Operation, register
-from minigrad.errors import CallError, GraphError, MiniGradError
-from minigrad.messages.arguments import as_operand, as_operands
-from minigrad.messages.explain import FOREIGN, explain, is_clear, wrong_call
+from minigrad.backend import cast_narrow, is_floating
+from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_legal, make_plan, residual_names
+from minigrad.engine.recording import mode
+from minigrad.engine.registry import Operation, P, register
+from minigrad.errors import CallError, GraphError
+from minigrad.messages.arguments import as_list, as_operand
+from minigrad.messages.explain import FOREIGN, boundary, told, wrong_call
 
-P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
-observers: list[Observer] = []  # instruments at work; the engine tells them of each operation
-Tensor: Any = ()  # the class, once tensor.py is imported
-PLAIN = frozenset({float, int, bool})  # what an operation takes without a look at it
+observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
+Tensor: Any = ()  # the class of all results; tensor.py sets it
+PLAIN = frozenset({float, int, bool})  # types that need no check
 node_ids = itertools.count()  # the order in which nodes are made
 
 
-def connect(tensor_class: type) -> None:
-    """Hand over the class of which all results are instances."""
-    global Tensor
-    Tensor = tensor_class
-
-
-# ---- 1. what is remembered of an operation --------------------------------------------------------------------------
+# ---- 1. the memory of an operation -----------------------------------------------------------------------------------
 
 
 class Node:
-    """One recorded operation. Holds arrays, never Tensors (leaves apart), so a graph has no reference cycles.
+    """One recorded operation. It holds arrays, and no Tensors but leaves, so a graph has no reference cycles.
 
     parents    for each argument that needs a gradient: the Node that made it, or the leaf Tensor itself
-    residuals  what the rules will read, in the order of ``plan.names``
+    residuals  the values that the rules will read, in the order of ``plan.names``
     versions   (counter, its value at recording, position or -1 for the result) of each Tensor among the residuals
     """
 
@@ -70,38 +63,31 @@ class Node:
 
     def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
         self.number = next(node_ids)
-        self.primitive = primitive
-        self.plan = plan
-        self.parents = parents
-        self.residuals = residuals
+        self.primitive, self.plan = primitive, plan
+        self.parents, self.residuals = parents, residuals
         self.versions: Any = ()
-        self.shape = shape  # of the result; a tuple of shapes where there are several
-        self.dtype = dtype
+        self.shape, self.dtype = shape, dtype  # of the result; tuples where there are several
         self.hooks: list[Callable[[Any], Any]] | None = None
         self.note: Any = None  # belongs to the observers
 
     def release(self) -> None:
-        """Let go of all that was kept; a later backward pass through here is refused."""
+        """Free everything that was kept. A later backward pass through this node is refused."""
         self.parents = self.residuals = self.versions = self.note = None
 
     def check(self) -> None:
         """Refuse to run on a freed graph, or on residuals that changed after they were recorded."""
         if self.parents is None:
-            raise GraphError(
-                "a graph that still holds what its derivatives read",
-                f"a second backward pass through {self.primitive.label!r}, freed by the first",
-                "call backward(retain_graph=True) the first time, or run the forward pass again",
-            )
+            got = f"a second backward pass through {self.primitive.label!r}, freed by the first"
+            hint = "call backward(retain_graph=True) the first time, or run the forward pass again"
+            raise GraphError("a graph that still holds what its derivatives read", got, hint)
         for counter, count, position in self.versions:
             if counter[0] != count:
-                raise GraphError(
-                    f"{self._label(position)} as it was in the forward pass of {self.primitive.label!r}",
-                    f"data changed since (version {counter[0]}, recorded at {count})",
-                    "run backward before the optimizer step, load_state_dict or assignment to .data",
-                )
+                wanted = f"{self._label(position)} as it was in the forward pass of {self.primitive.label!r}"
+                hint = "run backward before the optimizer step, load_state_dict or assignment to .data"
+                raise GraphError(wanted, f"data changed since (version {counter[0]}, recorded at {count})", hint)
 
     def _label(self, position: int) -> str:
-        """What the user may call the argument at ``position``: the leaf's name, seen through views, and its own."""
+        """A name for the argument at ``position``: that of the leaf behind its views, and that of the parameter."""
         if position < 0:
             return "the result"
         edge = self.parents[self.plan.wrt.index(position)] if position in self.plan.wrt else None
@@ -111,17 +97,17 @@ class Node:
         return f"{own}{self.primitive.argument(position)}"
 
 
-# ---- who is told of operations ---------------------------------------------------------------------------------------
+# ---- observers -------------------------------------------------------------------------------------------------------
 
 
 class Observer:
-    """What an instrument may hear of. Append one to ``observers``; it must not change what it is shown.
+    """The events that an instrument can receive. Append it to ``observers``. It must not change what it is shown.
 
-    ``started`` is when what it is told of began, on the clock of ``time.perf_counter``; it has just ended.
+    Each event has just ended; ``started`` is the time when it began, on the clock of ``time.perf_counter``.
     """
 
     def read(self, values: Sequence[Any]) -> None:
-        """An operation, of which ``forward`` has told, ran on these values, Tensors among them."""
+        """The operation of the last ``forward`` ran on these values, Tensors among them."""
 
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """An operation ran: its arguments and result as arrays, and the Tensor (or tuple) that it gave."""
@@ -130,11 +116,11 @@ class Observer:
         """A node's rules ran: the gradient that came in, and those of ``node.parents``."""
 
     def definition(self, primitive: Any, started: float) -> None:
-        """A fused operation ran as its definition, since no kernel takes its arguments; its parts were told before."""
+        """A fused operation ran as its definition, since no kernel takes its arguments. Its parts came before."""
 
 
 def notify(event: str, *facts: Any) -> None:
-    """Call the method ``event`` of each observer; the list is copied, since one may come or go while it is told."""
+    """Call the method ``event`` of each observer. The list is copied, since an event may add or remove one."""
     for observer in tuple(observers):
         getattr(observer, event)(*facts)
 
@@ -145,51 +131,42 @@ def notify(event: str, *facts: Any) -> None:
 class Primitive(Operation[P]):
     """A function on arrays that knows its derivatives. With a Tensor among its arguments it records a Node.
 
-    elementwise  its arguments are broadcast; the rules need not undo that
-    view         its result may share memory with its first argument
-    sequence     its first argument is a list of arrays, and its one rule returns a list of gradients
-    precision    under autocast: "low" for products, "wide" for sums and what is made of them; set in ``autocast.py``
-    scales_losses  gradients behind it may overflow half precision, which GradScaler looks for
+    elementwise      its arguments are broadcast; the backward pass undoes that, the rules need not
+    view             its result may share memory with its first argument
+    scales_losses    gradients behind it may overflow half precision, which GradScaler looks for
+    keeps_arguments  a node keeps all arguments, and rules may read what the function kept besides
     """
 
-    precision: str | None = None
     scales_losses = False
+    keeps_arguments = False
 
-    def __init__(
-        self,
-        function: Callable[P, Any],
-        *,
-        elementwise: bool = False,
-        view: bool = False,
-        sequence: bool = False,
-        **facts: Any,
-    ) -> None:
+    def __init__(self, function: Callable[P, Any], elementwise: bool = False, view: bool = False, **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.elementwise, self.view, self.sequence = elementwise, view, sequence
+        self.elementwise, self.view = elementwise, view
         parameters = self.parameters.values()
         if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
             raise CallError("plain parameters", f"{self.name}{inspect.signature(function)}", "no *args, / or *")
-        self.position = {name: i for i, name in enumerate(self.parameters)}
-        self.names = tuple(self.parameters)
-        self.defaults = tuple(p.default for p in parameters)
-        self.required = sum(p.default is p.empty for p in parameters)
-        if sequence:
-            self.checks[self.names[0]] = as_operands
-        self.rules: list[tuple[tuple[int, ...], Rule, bool]] = []  # positions covered, rule, joint?
-        self.plans: dict[Any, Plan | None] = {}
+        self._take({p.name: p.default for p in parameters})
+
+    def _take(self, arguments: Mapping[str, Any]) -> None:
+        """Note the names of the arguments and their defaults."""
+        self.names, self.defaults = tuple(arguments), tuple(arguments.values())
+        self.position = {name: i for i, name in enumerate(arguments)}
+        self.required = sum(default is inspect.Parameter.empty for default in self.defaults)
+        self.rules: list[Declared] = []
+        self.plans: dict[Any, Any] = {}
 
     def argument(self, position: int) -> str:
-        """What a text calls the argument at ``position``, those of a leading list by its name."""
-        return f"argument {self.names[0 if self.sequence else position]!r}"
+        """The name of the argument at ``position`` in the text of an error."""
+        return f"argument {self.names[position]!r}"
 
     # -- declaring derivatives --
 
     def defvjp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
         """Give the vector-Jacobian products of the leading arguments in order (None: no derivative), or by name."""
-        names = list(self.position)
-        for name, rule in [*zip(names, rules, strict=False), *named.items()]:
+        for name, rule in [*zip(self.names, rules, strict=False), *named.items()]:
             if rule is not None:
-                self._add_rule((name,), rule, joint=self.sequence)
+                self._add_rule((name,), rule)
         return self
 
     def defjoint(self, *names: str) -> Callable[[F], F]:
@@ -201,31 +178,25 @@ class Primitive(Operation[P]):
 
         return declare
 
-    def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool) -> None:
-        legal = legal_names(self.position)
-        unknown = [name for name in residual_names(rule) if name not in legal]
-        if (unknown and not self._extras_allowed()) or not set(names) <= set(self.position):
+    def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool = False) -> None:
+        reads = residual_names(rule)
+        unknown = [name for name in reads if not is_legal(name, self.position)]
+        if (unknown and not self.keeps_arguments) or not set(names) <= set(self.position):
+            legal = f"{sorted(self.names)}, their _shape, _dtype or _device, out or needs"
             hint = "the parameters of a rule, after the first, name what it reads"
-            raise CallError(f"rules of {self.name!r} that read {sorted(legal)}", f"{unknown or names}", hint)
+            raise CallError(f"rules of {self.name!r} that read {legal}", f"{unknown or names}", hint)
         for name in names:
             self.checks.setdefault(name, as_operand)
-        self.rules.append((tuple(self.position[name] for name in names), rule, joint))
+        self.rules.append(Declared(tuple(self.position[name] for name in names), rule, reads, joint))
         self.plans.clear()
-
-    def _extras_allowed(self) -> bool:
-        return False
 
     # -- the forward call --
 
+    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        if self.precision and mode.autocast:
-            args, kwargs = cast(self._bind(args, kwargs), self.precision), {}  # type: ignore[assignment]
+        if self.precision and mode().autocast:
+            args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
-        count, optional = 0, self.required - self.sequence  # None may stand from there on
-        if self.sequence:
-            listed = self.checked(values[0], self.names[0])
-            count = len(listed)
-            values = (*listed, *values[1:])
         raw: list[Any] = []
         wrt: list[int] = []
         tensors = False
@@ -235,18 +206,16 @@ class Primitive(Operation[P]):
                 raw.append(value._data)
                 if value._requires_grad:
                     wrt.append(position)
-            elif type(value) in PLAIN or position < count or (value is None and position - count >= optional):
+            elif type(value) in PLAIN or (value is None and position >= self.required):
                 raw.append(value)
             else:
-                raw.append(self.checked(value, self.names[position - count + 1 if count else position], values))
+                raw.append(self.checked(value, self.names[position], values))
         started = time.perf_counter() if observers else 0.0
-        plan = self._plan(tuple(wrt), count) if wrt and mode.recording else None
+        plan = self._plan(tuple(wrt)) if wrt and mode().recording else None
         try:
-            out, extras = self._run(raw, count, plan)
+            out, extras = self._run(raw, plan)
         except FOREIGN as error:
-            if is_clear(self, error):
-                raise
-            raise self._at_fault(raw, count, error) from None
+            raise told(self, values, {}, error)  # noqa: B904
         if not tensors:
             return out
         result = self._record(plan, values, raw, out, extras)
@@ -256,35 +225,30 @@ class Primitive(Operation[P]):
         return result
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        values = [*args, *self.defaults[len(args) :]]
-        for name, value in kwargs.items():
-            if self.position.get(name, -1) < len(args):
-                raise wrong_call(self, args, kwargs)
-            values[self.position[name]] = value
-        if len(values) > len(self.defaults) or any(v is inspect.Parameter.empty for v in values[: self.required]):
+        """All arguments in their order, defaults included; an error where the call doesn't fit the signature."""
+        n = len(args)
+        values = [*args, *map(kwargs.get, self.names[n:], self.defaults[n:])]
+        unknown = kwargs and any(self.position.get(name, -1) < n for name in kwargs)
+        if unknown or n > len(self.names) or any(v is inspect.Parameter.empty for v in values[: self.required]):
             raise wrong_call(self, args, kwargs)
         return values
 
-    def _at_fault(self, raw: list[Any], count: int, error: Exception) -> MiniGradError:
-        """What the user is told of an error from inside: the argument at fault, or else the whole call."""
-        values = [raw[:count], *raw[count:]] if self.sequence else raw
-        arguments = dict(zip(self.names, values, strict=True))
-        try:
-            for name, value in arguments.items():
-                if value is not self.parameters[name].default:
-                    self.checked(value, name)
-        except MiniGradError as fault:
-            return fault.with_traceback(None)
-        return explain(self, arguments, getattr(error, "source", None) or error)
+    def _cast(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments in the precision that autocast gives them; float64 and integers stay."""
+        return cast_narrow(values, mode().autocast if self.precision == "low" else "float32")
 
-    def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
-        """The result on arrays, and what a kernel kept besides, by name."""
-        return (self.function(raw[:count], *raw[count:]) if self.sequence else self.function(*raw)), {}
+    def _run(self, raw: list[Any], plan: Plan | None) -> Any:
+        """The result on arrays, and by name what a kernel kept besides."""
+        return self.function(*raw), {}
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
         if type(out) is tuple:
-            return self._record_several(plan, values, raw, out, extras)
+            results = tuple(Tensor._wrap(piece) for piece in out)
+            shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
+            if plan is not None:
+                attach_several(results, self._make_node(plan, values, raw, out, extras, shapes, dtypes))
+            return results
         result = Tensor._wrap(out)
         out = result._data
         if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
@@ -296,30 +260,16 @@ class Primitive(Operation[P]):
                 node.versions.append((result._version, result._version[0], -1))
         return result
 
-    def _record_several(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> tuple[Any, ...]:
-        results = tuple(Tensor._wrap(piece) for piece in out)
-        if plan is not None:
-            shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
-            attach_several(results, self._make_node(plan, values, raw, out, extras, shapes, dtypes))
-        return results
-
     def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
         parents = tuple([values[i].node or values[i] for i in plan.wrt])
         node = Node(self, plan, parents, [fetch(raw, out, extras) for fetch in plan.fetch], shape, dtype)
-        node.versions = [
-            (values[i]._version, values[i]._version[0], i) for i in plan.watched if isinstance(values[i], Tensor)
-        ]
+        node.versions = [(x._version, x._version[0], i) for i in plan.watched if isinstance(x := values[i], Tensor)]
         return node
 
-    def _plan(self, wanted: tuple[int, ...], count: int) -> Plan | None:
-        key = (wanted, count)
-        if key not in self.plans:
-            self.plans[key] = make_plan(self, wanted, count)
-        return self.plans[key]
-
-    def kept_besides(self) -> tuple[str, ...]:
-        """Names that a node keeps even if no rule reads them."""
-        return ()
+    def _plan(self, wanted: tuple[int, ...]) -> Plan | None:
+        if wanted not in self.plans:
+            self.plans[wanted] = make_plan(self, wanted)
+        return self.plans[wanted]  # type: ignore[no-any-return]
 
     # -- the backward call --
 
@@ -329,31 +279,74 @@ class Primitive(Operation[P]):
         gradients: list[Any] = []
         for rule, where, picks in node.plan.calls:
             value = rule(g, *[residuals[k] for k in where])
-            if picks is None:
-                gradients.append(value)
-            else:
-                gradients += [value[k] for k in picks]
+            gradients += (value,) if picks is None else [value[k] for k in picks]
         return gradients
 
     def rewrap(self, node: Node) -> list[Any]:
-        """The residuals with Tensors, connected to the graph, in place of the arrays through which a gradient flows."""
+        """The residuals; arrays through which a gradient flows become Tensors again, connected to the graph."""
         residuals = list(node.residuals)
         for k, index in node.plan.rewraps:
             residuals[k] = connected(residuals[k], node.parents[index])
         for k, name in enumerate(node.plan.names):
             if name == "out":
-                residuals[k] = _connected_result(residuals[k], node)
-            elif self.sequence and self.position.get(name) == 0:
-                edges = dict(zip(node.plan.wrt, node.parents, strict=True))
-                residuals[k] = [connected(a, edges[i]) if i in edges else a for i, a in enumerate(residuals[k])]
+                residuals[k] = connected(residuals[k], node)
         return residuals
+
+
+class SequencePrimitive(Primitive[P]):
+    """A primitive whose first argument is a list of arrays. Its one rule returns a list of gradients.
+
+    A call flattens the list: it runs a plain primitive with the arguments ``arrays[0]``, ``arrays[1]``, … and the
+    others, which is made once for each length. So nodes, plans and instruments know of no lists.
+    """
+
+    def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
+        super().__init__(function, **facts)
+        self.checks[self.names[0]] = as_list
+
+    @boundary
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        arrays, *others = self._bind(args, kwargs)
+        arrays = self.checked(arrays, self.names[0])
+        try:
+            return self._of_length(len(arrays))(*arrays, *others)
+        except FOREIGN as error:
+            raise told(self, (arrays, *others), {}, error)  # noqa: B904
+
+    def _of_length(self, count: int) -> Primitive[...]:
+        """The plain primitive for lists of this length; up to 64 of them are kept."""
+        if count in self.plans:
+            return self.plans[count]  # type: ignore[no-any-return]
+        if len(self.plans) == 64:  # a loop may stack lists of every length up to 1000
+            self.plans.clear()
+        first, *others = self.names
+        parts = [f"{first}[{i}]" for i in range(count)]
+        self.plans[count] = flat = Primitive.__new__(Primitive)
+        vars(flat).update(vars(self))
+        flat.function = lambda *values: self.function(list(values[:count]), *values[count:])
+        flat.checks = self.checks | dict.fromkeys(parts, as_operand)
+        flat._take(dict.fromkeys(parts, inspect.Parameter.empty) | dict(zip(others, self.defaults[1:], strict=True)))
+        flat.rules = [_flattened(declared, first, parts) for declared in self.rules]
+        return flat
+
+
+def _flattened(declared: Declared, first: str, parts: Sequence[str]) -> Declared:
+    """The rule of the plain primitive: it reads of each of ``parts`` what the given one reads of the list ``first``."""
+    lists = {name: bool(argument_and_fact(name, (first,))[0]) for name in declared.reads}
+    groups = [[name.replace(first, p, 1) for p in parts] if of_list else [name] for name, of_list in lists.items()]
+
+    def rule(g: Any, *residuals: Any) -> Any:
+        rest = iter(residuals)
+        return declared.rule(g, *[[next(rest) for _ in parts] if of_list else next(rest) for of_list in lists.values()])
+
+    return Declared(tuple(range(len(parts))), rule, tuple(itertools.chain(*groups)), joint=True)
 
 
 # ---- results and the nodes behind them -------------------------------------------------------------------------------
 
 
 def _is_view(out: Any, x: Any) -> bool:
-    """Whether ``out``, the result of a view operation on ``x``, shares its memory: a view's base is what owns that."""
+    """Whether ``out``, made from ``x``, shares its memory. The base of a view is the array that owns the memory."""
     return out is x or (out.base is not None and (out.base is x or out.base is x.base))
 
 
@@ -363,25 +356,21 @@ def attach(result: Any, node: Node) -> Any:
     return result
 
 
-def attach_several(results: Sequence[Any], node: Node) -> None:
+def attach_several(results: Sequence[Any], node: Node) -> tuple[Any, ...]:
     """Make ``node`` the origin of several Tensors, each through a node that picks its place."""
     for place, result in enumerate(results):
         if is_floating(result.dtype):
             attach(result, Node(_pick, _pick_plan, (node,), [place, len(results)], result.shape, result.dtype))
+    return tuple(results)
 
 
 def connected(array: Any, edge: Any) -> Any:
-    """``array`` as the Tensor that ``edge``, a Node or a leaf, stands for."""
-    return edge if isinstance(edge, Tensor) else attach(Tensor._wrap(array), edge)
-
-
-def _connected_result(out: Any, node: Node) -> Any:
-    """The result of ``node``, or the tuple of its results, as Tensors that stand for it in the graph."""
-    if type(out) is not tuple:
-        return connected(out, node)
-    results = tuple(Tensor._wrap(piece) for piece in out)
-    attach_several(results, node)
-    return results
+    """The Tensor that ``edge``, a leaf or a Node, stands for; a tuple of them for a tuple of arrays."""
+    if isinstance(edge, Tensor):
+        return edge
+    if type(array) is tuple:
+        return attach_several([Tensor._wrap(piece) for piece in array], edge)
+    return attach(Tensor._wrap(array), edge)
 
 
 # ---- decorators that make and register a primitive -------------------------------------------------------------------
@@ -403,13 +392,12 @@ def primitive(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
     >>> cube(x).backward(); print(x.grad)
     12.0
     """
-    if function is None:
-        return lambda f: register(Primitive(f, **facts))
-    return register(Primitive(function, **facts))
+    kind = SequencePrimitive if facts.pop("sequence", False) else Primitive
+    return register(kind(function, **facts)) if function else lambda f: register(kind(f, **facts))
 
 
 def elementwise(**facts: Any) -> Callable[[Callable[P, Any]], Primitive[P]]:
-    """A primitive that acts on each element after broadcasting its arguments, whose rules need not undo that."""
+    """A primitive that broadcasts its arguments and acts on each element. Its rules need not undo the broadcast."""
     return lambda function: register(Primitive(function, elementwise=True, **facts))
 
 
@@ -421,7 +409,7 @@ _pick.name = _pick.label = "pick"
 
 
 def _pick_rule(g: Any, place: int, count: int) -> tuple[Any, ...]:
-    """The gradient of a tuple of which one place was used; the places left None are filled in by the pass."""
+    """The gradient of a tuple of which one place was used. The pass fills in the places that are None."""
     return tuple(g if k == place else None for k in range(count))
 
 

@@ -1,54 +1,54 @@
-"""Fused operations: a definition in primitives, and a hand-written pair of kernels that runs in its place."""
+"""A fused operation is a definition in primitives, and a hand-written pair of kernels that runs in its place."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
 from minigrad.backend import array_module, array_of
 from minigrad.engine import core
 from minigrad.engine.backward import grad
-from minigrad.engine.core import Node, Primitive
+from minigrad.engine.core import F, Node, Primitive
 from minigrad.engine.plan import Plan
-from minigrad.engine.recording import cast, enable_grad, mode
-from minigrad.engine.registry import register
+from minigrad.engine.recording import enable_grad, mode
+from minigrad.engine.registry import P, register
 
-P = ParamSpec("P")
-F = TypeVar("F", bound=Callable[..., Any])
+Kernel: TypeAlias = Callable[..., Any]
 
 
 class GpuPair(NamedTuple):
     """The kernels for arrays on a GPU; they have the parameters and the residuals of the NumPy pair."""
 
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
+    forward: Kernel
+    backward: Kernel
     fits: Callable[..., bool]  # whether they take these arguments
 
 
 class Fused(Primitive[P]):
     """A primitive whose ``definition`` composes others, and whose first-order work is done by a pair of kernels.
 
-    The definition is what the operation means: it is differentiated for higher orders, it is the oracle of the tests,
-    and it runs where there is no kernel for the arrays. ``defforward`` gives the kernel on arrays, which returns the
-    result and a dict of residuals of its own; ``defbackward`` the kernel that returns a tuple of gradients. A node
-    keeps the arguments, since the definition may be asked for, and the residuals that the backward kernel names.
-    ``defgpu`` gives a second pair, which runs where arrays are on a GPU.
+    The definition says what the operation means. It is differentiated for higher orders, it is the oracle of the
+    tests, and it runs where no kernel takes the arrays. ``defforward`` gives the kernel on arrays, which returns the
+    result and a dict of its own residuals. ``defbackward`` gives the kernel that returns a tuple of gradients. A node
+    keeps the arguments, since the definition may be needed, and the residuals that the backward kernel names.
+    ``defgpu`` gives a second pair for arrays on a GPU.
 
     wide_part  an argument that asks for a part which autocast keeps in float32: with it the definition runs there, and
-               each of its parts has its own precision; set in ``autocast.py``
+               each of its parts has its own precision
     """
 
-    wide_part: str | None = None
+    keeps_arguments = True
 
-    def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
+    def __init__(self, function: Callable[P, Any], wide_part: str | None = None, **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.definition: Callable[..., Any] = function
-        self.kernel: Callable[..., Any] | None = None
+        self.wide_part = wide_part
+        self.definition: Kernel = function
+        self.kernel: Kernel | None = None
         self.gpu: GpuPair | None = None
         self.asks_needs = False  # whether the forward kernel wants to know which gradients will be asked for
 
@@ -65,33 +65,24 @@ class Fused(Primitive[P]):
 
         def declare(kernel: F) -> F:
             @functools.wraps(kernel)  # with its signature, which names the residuals
-            def pull(g: Any, *residuals: Any) -> Any:
-                on_gpu = array_module(g) is not np
-                return (self.gpu.backward if self.gpu and on_gpu else kernel)(g, *residuals)
+            def rule(g: Any, *residuals: Any) -> Any:
+                return (self.gpu.backward if self.gpu and array_module(g) is not np else kernel)(g, *residuals)
 
-            self.defjoint(*names)(pull)
+            self.defjoint(*names)(rule)
             return kernel
 
         return declare
 
-    def defgpu(
-        self, forward: Callable[..., Any], backward: Callable[..., Any], fits: Callable[..., bool] = lambda *_: True
-    ) -> None:
+    def defgpu(self, forward: Kernel, backward: Kernel, fits: Callable[..., bool] = lambda *_: True) -> None:
         """Give the kernels for arrays on a GPU, and which arguments they take; others are left to the definition."""
         self.gpu = GpuPair(forward, backward, fits)
 
-    def _extras_allowed(self) -> bool:
-        return True
-
-    def kept_besides(self) -> tuple[str, ...]:
-        return tuple(self.position)
-
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        if self.precision and mode.autocast:
+        if self.precision and mode().autocast:
             values = self._bind(args, kwargs)
             if self.wide_part and values[self.position[self.wide_part]] is not None:
                 return self._defined(values, {})
-            args, kwargs = cast(values, self.precision), {}  # type: ignore[assignment]
+            args, kwargs = self._cast(values), {}  # type: ignore[assignment]
         on_gpu = array_module(*args, *kwargs.values()) is not np
         if on_gpu:
             args, kwargs = self._all_checked(args, kwargs), {}  # type: ignore[assignment]
@@ -113,29 +104,20 @@ class Fused(Primitive[P]):
         core.notify("definition", self, started)
         return out
 
-    def runs_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether there is a kernel for these arguments; the NumPy pair takes all that lie on the CPU."""
-        if array_module(*args) is np:
-            return True
-        return self.gpu is not None and self.gpu.fits(*map(array_of, self._bind(args, dict(kwargs))))
-
-    def _run(self, raw: list[Any], count: int, plan: Plan | None) -> tuple[Any, dict[str, Any]]:
-        assert self.kernel is not None
-        kernel = self.gpu.forward if self.gpu and array_module(*raw) is not np else self.kernel
-        asked = {"needs": plan.needs} if plan and self.asks_needs else {}
-        result: tuple[Any, dict[str, Any]] = kernel(*raw, **asked)
-        return result
+    def _run(self, raw: list[Any], plan: Plan | None) -> Any:
+        kernel: Any = self.gpu.forward if self.gpu and array_module(*raw) is not np else self.kernel
+        return kernel(*raw, **({"needs": plan.needs} if plan and self.asks_needs else {}))
 
     def run_rules(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients by the backward kernel; by differentiating the definition where they must be differentiable."""
         if not create_graph:
             return super().run_rules(node, g, create_graph)
-        lifted = dict(zip(node.plan.names, self.rewrap(node), strict=True))
-        names = list(self.position)
+        wanted = [self.names[i] for i in node.plan.wrt]
+        values = dict(zip(node.plan.names, self.rewrap(node), strict=True))
         with enable_grad():
-            inputs = [lifted[names[i]].reshape(node.parents[k].shape) for k, i in enumerate(node.plan.wrt)]
-            lifted |= {names[i]: x for i, x in zip(node.plan.wrt, inputs, strict=True)}  # one node each, also if shared
-            out = self.definition(*[lifted[name] for name in names])
+            inputs = [values[name].reshape(edge.shape) for name, edge in zip(wanted, node.parents, strict=True)]
+            values |= zip(wanted, inputs, strict=True)  # a node for each, also where one Tensor stands in two places
+            out = self.definition(*[values[name] for name in self.names])
         pairs = zip(out, g, strict=True) if type(out) is tuple else [(out, g)]
         reached = [(part, up) for part, up in pairs if isinstance(part, core.Tensor) and part.requires_grad]
         outs, ups = zip(*reached, strict=True)
@@ -148,6 +130,4 @@ def fused(function: Callable[P, Any]) -> Fused[P]: ...
 def fused(**facts: Any) -> Callable[[Callable[P, Any]], Fused[P]]: ...
 def fused(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
     """Make a definition in primitives a registered :class:`Fused`, to be given its kernels: ``@fused(torch=…)``."""
-    if function is None:
-        return lambda f: register(Fused(f, **facts))
-    return register(Fused(function, **facts))
+    return register(Fused(function, **facts)) if function else lambda f: register(Fused(f, **facts))

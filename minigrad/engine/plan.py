@@ -1,15 +1,15 @@
-"""Plans: which rules will run for the arguments that need a gradient, and what must be kept for them.
+"""A plan says which rules will run for the arguments that need a gradient, and what a node must keep for them.
 
-A plan is made once for each primitive and set of such arguments. A rule's parameter names say what it reads: an
-argument, ``out``, ``needs``, or a fact of an argument such as ``x_shape``; what no rule reads is not kept.
+There is one plan for each primitive and set of such arguments. A rule's parameter names say what it reads: an
+argument, ``out``, ``needs``, or a fact of an argument such as ``x_shape``. A node keeps nothing else.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,9 +19,18 @@ Rule: TypeAlias = Callable[..., Any]
 Fetch: TypeAlias = Callable[[Any, Any, Any], Any]  # (arguments, result, extras of a kernel) to a residual
 
 
+class Declared(NamedTuple):
+    """A rule of a primitive, and the facts that were read off it once."""
+
+    positions: tuple[int, ...]  # of the arguments whose gradients it returns
+    rule: Rule
+    reads: tuple[str, ...]  # the names of its residuals
+    joint: bool  # whether it returns a tuple of gradients, or a single one
+
+
 @dataclass(frozen=True)
 class Plan:
-    """For one set of arguments that need a gradient: what to keep, which rules to call, how to lift them to Tensors."""
+    """What to keep, which rules to call, and what becomes a Tensor again, for one set of arguments with gradients."""
 
     wrt: tuple[int, ...]  # positions of the arguments, in the order in which ``calls`` yields their gradients
     names: tuple[str, ...]  # of the residuals
@@ -31,10 +40,6 @@ class Plan:
     watches_out: bool = False
     rewraps: tuple[tuple[int, int], ...] = ()  # (residual, index into wrt): the residuals that are such arguments
     needs: tuple[bool, ...] = ()  # for each argument with a rule
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _dtype_of(value: Any) -> Any:
@@ -49,57 +54,51 @@ def residual_names(rule: Rule) -> tuple[str, ...]:
     return tuple(inspect.signature(rule).parameters)[1:]
 
 
-def legal_names(arguments: Iterable[str]) -> set[str]:
-    """What a rule of a function with these arguments may read."""
-    names = list(arguments)
-    return {"out", "needs", *names, *(f"{name}_{fact}" for name in names for fact in FACTS)}
+def argument_and_fact(name: str, arguments: Collection[str]) -> tuple[str, str]:
+    """What a residual is about: ``x_shape`` is ("x", "shape"), ``x`` is ("x", ""), any other name is ("", "")."""
+    if name in arguments:
+        return name, ""
+    argument, _, fact = name.rpartition("_")
+    return (argument, fact) if argument in arguments and fact in FACTS else ("", "")
 
 
-def make_plan(primitive: Any, wanted: tuple[int, ...], count: int) -> Plan | None:
-    """The plan of a primitive for gradients of the arguments at ``wanted``; None where none of them has a rule.
+def is_legal(name: str, arguments: Collection[str]) -> bool:
+    """Whether a rule of a function with these arguments may read ``name``."""
+    return name in ("out", "needs") or bool(argument_and_fact(name, arguments)[0])
 
-    In a primitive of a list, ``count`` long, the list stands expanded in front of the other arguments.
-    """
-    position, listed = primitive.position, primitive.sequence
-    shift = count - 1 if listed else 0
-    names: list[str] = []
+
+def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
+    """The plan of a primitive for gradients of the arguments at ``wanted``; None where none of them has a rule."""
+    position: dict[str, int] = primitive.position
+    among = set(wanted)
+    places: dict[str, int] = {}  # of the residuals, by name
+    wrt: dict[int, int] = {}  # argument -> its place among the gradients
     calls: list[Any] = []
-    wrt: list[int] = []
-    for positions, rule, joint in primitive.rules:
-        places = range(count) if listed else positions
-        picks = tuple(k for k, place in enumerate(places) if place in wanted)
+    for positions, rule, reads, joint in primitive.rules:
+        picks = tuple(k for k, i in enumerate(positions) if i in among)
         if picks:
-            reads = residual_names(rule)
-            names += [name for name in reads if name not in names]
-            wrt += [places[k] for k in picks]
-            calls.append((rule, tuple(names.index(name) for name in reads), picks if joint else None))
+            wrt |= {positions[k]: len(wrt) + n for n, k in enumerate(picks)}
+            where = tuple(places.setdefault(name, len(places)) for name in reads)
+            calls.append((rule, where, picks if joint else None))
     if not wrt:
         return None
-    names += [name for name in primitive.kept_besides() if name not in names]
-    covered = range(count) if listed else [place for positions, _, _ in primitive.rules for place in positions]
-    needs = tuple(place in wanted for place in covered)
-    watched: list[int] = []
-    for name in names:
-        if name in position:
-            watched += range(count) if listed and position[name] == 0 else [position[name] + shift]
-    fetch = tuple(_fetch(name, position, count if listed else None, needs) for name in names)
-    rewraps = [
-        (k, wrt.index(position[name])) for k, name in enumerate(names) if not listed and position.get(name) in wrt
-    ]
-    return Plan(tuple(wrt), tuple(names), fetch, tuple(calls), tuple(watched), "out" in names, tuple(rewraps), needs)
+    for name in primitive.names if primitive.keeps_arguments else ():
+        places.setdefault(name, len(places))
+    needs = tuple(i in among for declared in primitive.rules for i in declared.positions)
+    fetch = tuple(_fetch(name, position, needs) for name in places)
+    watched = tuple(position[name] for name in places if name in position)
+    rewraps = tuple((k, wrt[position[name]]) for name, k in places.items() if position.get(name) in wrt)
+    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, "out" in places, rewraps, needs)
 
 
-def _fetch(name: str, position: dict[str, int], count: int | None, needs: tuple[bool, ...]) -> Fetch:
-    """How the residual ``name`` is got; ``count`` is the length of the list that stands expanded in front, if any."""
+def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetch:
+    """The function that fetches the residual ``name`` when an operation is recorded."""
     if name == "out":
         return lambda raw, out, extras: out
     if name == "needs":
         return lambda raw, out, extras: needs
-    owner, _, fact = (name, "", "") if name in position else name.rpartition("_")
-    if owner not in position or (fact and fact not in FACTS):
+    argument, fact = argument_and_fact(name, position)
+    if not argument:
         return lambda raw, out, extras: extras[name]
-    place, read = position[owner], FACTS.get(fact, _itself)
-    if count is not None and place == 0:
-        return lambda raw, out, extras: [read(value) for value in raw[:count]]
-    place += 0 if count is None else count - 1
-    return (lambda raw, out, extras: read(raw[place])) if fact else (lambda raw, out, extras: raw[place])
+    place, read = position[argument], FACTS.get(fact)
+    return (lambda raw, out, extras: read(raw[place])) if read else (lambda raw, out, extras: raw[place])

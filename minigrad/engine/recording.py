@@ -1,110 +1,103 @@
-"""The mode of a thread: whether operations are recorded (``no_grad``, ``enable_grad``), and in which precision."""
+"""The mode of a computation: whether operations are recorded, and in which precision their products run.
+
+It is one immutable object in a context variable, so each thread and each task of asyncio has a mode of its own.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import types
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from minigrad.backend import array_of, is_array, is_floating
 from minigrad.errors import CallError
 from minigrad.messages.explain import describe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Mode(threading.local):
-    recording = True
+class Mode(NamedTuple):
+    """What operations ask before they run."""
+
+    recording: bool = True
     autocast: Any = None  # the half-precision dtype of products, where autocast is on
-    scaled = False  # whether the gradients that are computed are those of a loss times a large number
+    scaled: bool = False  # whether the gradients that are computed are those of a loss times a large number
+    blocks: tuple[Setting, ...] = ()  # those that are open, the latest last
+    warnings: Any = None  # NumPy's settings outside of all quiet blocks, to be put back after the last of them
 
-    def __init__(self) -> None:
-        self.blocks: list[tuple[Setting, Any]] = []  # that this thread is in, each with what it will put back
 
-
-mode = _Mode()
-QUIET: Any = {"over": "ignore", "invalid": "ignore"}
+current: ContextVar[Mode] = ContextVar("mode", default=Mode())  # noqa: B039
+mode = current.get
 
 
 class Setting:
-    """Sets the mode for a ``with`` block, a function, or the running parts of a generator; each thread has its own.
+    """Sets facts of the mode for a ``with`` block, a function, or the running parts of a generator or coroutine.
 
-    One object will do for any number of blocks, within each other and in several threads: the thread knows of them.
+    The mode is what the open blocks say, the latest last. So blocks may close in any order, as those of generators do,
+    and one object will do for any number of blocks. In a ``quiet`` one NumPy doesn't warn of overflow.
     """
 
-    def put(self) -> Any:
-        """Set the mode, and return what it was before."""
-        raise NotImplementedError
-
-    def put_back(self, before: Any) -> None:
-        """Set the mode to what it was."""
-        raise NotImplementedError
+    def __init__(self, quiet: bool = False, **facts: Any) -> None:
+        self.quiet, self.facts = quiet, facts
 
     def __enter__(self) -> None:
-        mode.blocks.append((self, self.put()))
+        _open((*mode().blocks, self))
 
     def __exit__(self, *_: object) -> None:
-        place = max(k for k, (block, _) in enumerate(mode.blocks) if block is self)
-        before = mode.blocks.pop(place)[1]
-        for k, (later, _) in enumerate(mode.blocks[place:], place):  # blocks of coroutines may overlap
-            if type(later).put_back is type(self).put_back:  # then the next one puts back what this one would
-                mode.blocks[k] = later, before
-                return
-        self.put_back(before)
+        blocks = mode().blocks
+        places = [k for k, setting in enumerate(blocks) if setting is self]  # none: it was opened in another context
+        if places:
+            _open(blocks[: places[-1]] + blocks[places[-1] + 1 :])
 
     def __call__(self, function: F) -> F:
         if inspect.isasyncgenfunction(function):
             got = f"{function.__qualname__}, an asynchronous generator"
             raise CallError("a function, a generator or a coroutine function", got, "use a with block inside of it")
-        if inspect.iscoroutinefunction(function):
 
-            @functools.wraps(function)
-            async def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return await _awaited(self, function(*args, **kwargs))
-        elif inspect.isgeneratorfunction(function):
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
 
-            @functools.wraps(function)
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return _generate(self, function(*args, **kwargs))
-        else:
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            return _steps(self, function(*args, **kwargs))
 
-            @functools.wraps(function)
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                with self:
-                    return function(*args, **kwargs)
+        async def wait(*args: Any, **kwargs: Any) -> Any:
+            return await _steps(self, function(*args, **kwargs))
 
-        return wrapped  # type: ignore[return-value]
+        awaited, generated = inspect.iscoroutinefunction(function), inspect.isgeneratorfunction(function)
+        return functools.wraps(function)(wait if awaited else generate if generated else run)  # type: ignore[return-value]
 
 
-def _generate(setting: Setting, generator: Any) -> Any:
-    """Run ``generator`` with ``setting`` inside its body, and the caller's mode between two items."""
-    resume, message = generator.send, None
-    try:
-        while True:
-            with setting:
-                item = resume(message)
-            try:
-                resume, message = generator.send, (yield item)
-            except GeneratorExit:
-                raise
-            except BaseException as error:
-                resume, message = generator.throw, error
-    except StopIteration as stop:
-        return stop.value
-    finally:
-        with setting:
-            generator.close()
+def _open(blocks: tuple[Setting, ...]) -> None:
+    """Make the mode that these blocks say."""
+    facts = {name: value for setting in blocks for name, value in setting.facts.items()}
+    quiet, warnings = any(setting.quiet for setting in blocks), mode().warnings
+    if quiet and warnings is None:
+        warnings = np.seterr(over="ignore", invalid="ignore")
+    elif warnings and not quiet:
+        warnings = np.seterr(**warnings) and None
+    current.set(Mode(**facts, blocks=blocks, warnings=warnings))
 
 
 @types.coroutine
-def _awaited(setting: Setting, coroutine: Any) -> Any:
-    """Run ``coroutine`` with ``setting``, and the caller's mode while it waits."""
-    return (yield from _generate(setting, coroutine))
+def _steps(setting: Setting, body: Any) -> Any:
+    """Run a generator or a coroutine step by step in a context of its own, in which ``setting`` holds."""
+    context = copy_context()
+    context.run(setting.__enter__)
+    resume, message = body.send, None
+    while True:
+        try:
+            item = context.run(resume, message)
+        except StopIteration as stop:
+            return stop.value
+        try:
+            resume, message = body.send, (yield item)
+        except BaseException as error:  # also the GeneratorExit of close()
+            resume, message = body.throw, error
 
 
 class _Recording(Setting):
@@ -114,17 +107,9 @@ class _Recording(Setting):
 
     def __init__(self, *given: Any) -> None:
         if given:
-            name = type(self).__name__
-            raise CallError(
-                f"{name}() without arguments", f"{name}({describe(given[0])})", f"@{name}() with its parentheses"
-            )
-
-    def put(self) -> bool:
-        before, mode.recording = mode.recording, self.wanted
-        return before
-
-    def put_back(self, before: bool) -> None:
-        mode.recording = before
+            name, got = type(self).__name__, describe(given[0])
+            raise CallError(f"{name}() without arguments", f"{name}({got})", f"@{name}() with its parentheses")
+        super().__init__(recording=self.wanted)
 
 
 class no_grad(_Recording):
@@ -140,48 +125,18 @@ class enable_grad(_Recording):
 class in_precision(Setting):
     """Inside, autocast rounds to ``dtype``, half precision; None is off.
 
-    NumPy's warnings of overflow and invalid values are silent where it is on: half precision overflows early, which is
-    for :class:`optim.GradScaler` to find.
+    It is quiet where it is on: half precision overflows early, which is for :class:`optim.GradScaler` to find.
     """
 
     def __init__(self, dtype: Any) -> None:
-        self.dtype = dtype
-
-    def put(self) -> Any:
-        before, mode.autocast = mode.autocast, self.dtype
-        return before, np.seterr(**QUIET) if self.dtype else None
-
-    def put_back(self, before: Any) -> None:
-        mode.autocast, warnings = before
-        if warnings:
-            np.seterr(**warnings)
+        super().__init__(quiet=dtype is not None, autocast=dtype)
 
 
-class scaled_gradients(Setting):
-    """Inside, gradients may overflow half precision: NumPy's warnings of that are silent, GradScaler looks for it."""
-
-    def put(self) -> Any:
-        before, mode.scaled = mode.scaled, True
-        return before, np.seterr(**QUIET)
-
-    def put_back(self, before: Any) -> None:
-        mode.scaled, warnings = before
-        np.seterr(**warnings)
-
-
-def cast(values: Sequence[Any], precision: str) -> tuple[Any, ...]:
-    """Arguments as autocast wants them: half precision for "low", else float32; float64 and integers stay."""
-    dtype = mode.autocast if precision == "low" else np.dtype(np.float32)
-
-    def one(value: Any) -> Any:
-        if isinstance(value, list):
-            return [one(part) for part in value]
-        narrow = is_array(array_of(value)) and is_floating(value.dtype) and value.dtype.itemsize <= 4
-        return value.astype(dtype) if narrow and value.dtype != dtype else value
-
-    return tuple(one(value) for value in values)
+def scaled_gradients() -> Setting:
+    """Inside, gradients may overflow half precision: NumPy doesn't warn of it, GradScaler looks for it."""
+    return Setting(quiet=True, scaled=True)
 
 
 def is_grad_enabled() -> bool:
-    """Whether operations of this thread are recorded now."""
-    return mode.recording
+    """Whether operations are recorded now, in this thread or task."""
+    return mode().recording

@@ -1,21 +1,22 @@
-"""The registry: every operation by name, with what the generated tests and the texts of errors have to know of it.
+"""The registry lists every operation by name, with the facts that the generated tests and the texts of errors need.
 
-An :class:`Operation` is a function on arrays or Tensors. There are two kinds: a :class:`Composite` calls other
-operations, and a ``Primitive`` (in ``core.py``, built on this file) knows its derivatives itself.
+An :class:`Operation` is a function on arrays or Tensors. A :class:`Composite` calls other operations. A ``Primitive``
+(in ``core.py``, which imports this file) knows its derivatives itself.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from minigrad.backend import is_array, to_gpu_of_any
-from minigrad.errors import ArgumentError, MiniGradError
+from minigrad.errors import ArgumentError
 from minigrad.messages.arguments import CHECKS
-from minigrad.messages.explain import FOREIGN, in_our_terms, is_clear
+from minigrad.messages.explain import FOREIGN, boundary, told
 
 P = ParamSpec("P")
 Made = TypeVar("Made", bound="Operation[Any]")
@@ -23,8 +24,7 @@ Made = TypeVar("Made", bound="Operation[Any]")
 REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A call for the generated tests: shapes become random arrays, lists of shapes lists of them, the rest is as is."""
 
     arrays: tuple[Any, ...]
@@ -37,13 +37,14 @@ def sample(*arrays: Any, **params: Any) -> Sample:
 
 
 class Operation(Generic[P]):
-    """A public function on arrays or Tensors, with what the generated tests need to know of it.
+    """A public function on arrays or Tensors, with the facts that the generated tests need.
 
     torch, numpy  the twin in that library: a name or a function; None: the one of the same name, False: there is none
     samples       calls to try; elementwise operations get theirs from ``domain``
     domain        the interval of random inputs; ``kinks`` are points of it to keep away from
     part_of       the public operation that this one is a part of, which texts for the user then name
     flops         how much it computes, for ``profile``: a function of the arguments and of ``out``, by name
+    precision     under autocast, of a primitive: "low" for products, "wide" for sums and what is made of them
     """
 
     def __init__(
@@ -57,23 +58,20 @@ class Operation(Generic[P]):
         kinks: Sequence[float] = (),
         part_of: str | None = None,
         flops: Callable[..., Any] | None = None,
+        precision: str | None = None,
     ) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.function: Callable[..., Any] = function
         self.name: str = function.__name__
         self.label = part_of or self.name
         self.parameters = inspect.signature(function).parameters
-        self.checks = {
-            name: CHECKS[str(p.annotation)] for name, p in self.parameters.items() if str(p.annotation) in CHECKS
-        }
+        kinds = {name: str(p.annotation) for name, p in self.parameters.items()}
+        self.checks = {name: CHECKS[kind] for name, kind in kinds.items() if kind in CHECKS}
         self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
-        self.flops = flops
+        self.flops, self.precision = flops, precision
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return self.function(*args, **kwargs)
 
     def checked(self, value: Any, name: str, others: Iterable[Any] = ()) -> Any:
         """An argument in the form that the function takes, a list beside the ``others``, or an error that names it."""
@@ -89,20 +87,21 @@ class Composite(Operation[P]):
 
     def __init__(self, function: Callable[P, Any], **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.places = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
-        listed = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.values())
-        self.places += self.places[-1:] * (64 if listed else 0)  # names of the arguments in order
+        self.names = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
 
+    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         others = (*args, *kwargs.values())
+        places = itertools.chain(self.names, itertools.repeat(self.names[-1]))  # of which the last may be *arrays
         try:
-            values = [self.checked(value, name, others) for name, value in zip(self.places, args, strict=False)]
+            values = [self.checked(value, name, others) for name, value in zip(places, args, strict=False)]
             named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
-            return self.function(*values, *args[len(values) :], **named)
-        except (*FOREIGN, MiniGradError) as error:
-            if is_clear(self, error):
-                raise
-            raise in_our_terms(self, args, kwargs, error) from None
+            return self.function(*values, **named)
+        except FOREIGN as error:
+            raise told(self, args, kwargs, error)  # noqa: B904
+
+
+_origin = operator.attrgetter("function.__module__", "function.__qualname__")
 
 
 def register(made: Made) -> Made:
@@ -113,10 +112,6 @@ def register(made: Made) -> Made:
         raise ArgumentError("an operation with a new name", got, "rename it, or del minigrad.REGISTRY[name] first")
     REGISTRY[made.name] = made
     return made
-
-
-def _origin(operation: Operation[Any]) -> tuple[str, str]:
-    return operation.function.__module__, operation.function.__qualname__
 
 
 def composite(**facts: Any) -> Callable[[Callable[P, Any]], Composite[P]]:

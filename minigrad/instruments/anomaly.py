@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigrad.backend import array_module, array_of, is_array, is_floating, is_half
-from minigrad.engine.backward import unbroadcast
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node, Primitive
 from minigrad.engine.fused import Fused
 from minigrad.engine.recording import mode
@@ -181,7 +181,7 @@ class detect_anomaly(Instrument):
         total = _sum(found)
         if not total.bad or not total.is_fault(_count([g, *node.residuals])) or _differentiated():
             return
-        if mode.scaled and _count(g).bad:  # it comes of an overflow
+        if mode().scaled and _count(g).bad:  # it comes of an overflow
             return
         worst = next(k for k, count in enumerate(found) if count.bad)
         call = (node.note or {}).get("call")
@@ -207,7 +207,7 @@ def _error(expected: str, into: dict[str, Any], found: str, call: str, hint: str
 
 def _may_overflow(edge: Any) -> bool:
     """Whether the gradient of ``edge`` may overflow, since GradScaler handles that."""
-    return mode.scaled and type(edge.dtype) is not tuple and is_half(edge.dtype)
+    return mode().scaled and type(edge.dtype) is not tuple and is_half(edge.dtype)
 
 
 def _arriving(gradient: Any, edge: Any) -> Any:

@@ -72,12 +72,8 @@ def _values(nodes: Iterable[Node]) -> dict[Any, Any]:
 
 
 def _kept(node: Node) -> dict[str, Any]:
-    """The residuals by name; those that are a leading list of arguments one by one."""
-    kept = dict(zip(node.plan.names, node.residuals or (), strict=False))
-    if node.primitive.sequence:
-        listed = kept.get(next(iter(node.primitive.position)), ())
-        kept |= {argument_name(node.primitive, i): array for i, array in enumerate(listed)}
-    return kept
+    """The residuals by name."""
+    return dict(zip(node.plan.names, node.residuals or (), strict=False))
 
 
 def _is_whole(nodes: Iterable[Node]) -> bool:

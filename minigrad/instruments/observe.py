@@ -45,15 +45,12 @@ def node_of(result: Any) -> Node | None:
 
 def argument_name(primitive: Any, position: int) -> str:
     """The name of an argument; those of a leading list are numbered: ``arrays[0]``, ``arrays[1]``."""
-    names = list(primitive.position)
-    return f"{names[0]}[{position}]" if primitive.sequence else names[position]
+    return str(list(primitive.position)[position])
 
 
 def arguments_by_name(primitive: Any, arguments: Sequence[Any]) -> dict[str, Any]:
     """The arguments of a call, those of a leading list one by one."""
-    listed = len(arguments) - len(primitive.position) + 1 if primitive.sequence else 0
-    names = [*(argument_name(primitive, i) for i in range(listed)), *list(primitive.position)[primitive.sequence :]]
-    return dict(zip(names, arguments, strict=False))
+    return dict(zip(primitive.position, arguments, strict=False))
 
 
 def notes(node: Node) -> dict[Any, Any]:

@@ -60,9 +60,9 @@ def _work(primitive: Any, arguments: list[Any], out: Any, node: Node | None) -> 
 
 def _by_formula(primitive: Any, arguments: list[Any], out: Any, wrt: frozenset[str]) -> Any:
     """What ``flops`` of an operation returns, given those of the arguments, ``out`` and ``wrt`` that it names."""
-    listed = len(arguments) - len(primitive.position) + 1
-    values = [arguments[:listed], *arguments[listed:]] if primitive.sequence else arguments
-    known = dict(zip(primitive.position, values, strict=True)) | {"out": out, "wrt": wrt}
+    first, *others = primitive.parameters  # of which the first may be a list that the call flattened
+    known: dict[str, Any] = {first: arguments[: len(arguments) - len(others)]}
+    known |= {**dict(zip(primitive.names, arguments, strict=True)), "out": out, "wrt": wrt}
     names = list(inspect.signature(primitive.flops).parameters)
     if not set(names) <= set(known):
         expected = f"flops of {primitive.name!r} with parameters among {list(known)}"

@@ -1,11 +1,15 @@
 """Fused operations: one stem each, with the definition, the NumPy pair, and the CUDA kernels in a ``.cu`` beside it.
 
-The modules ``gpu_*`` launch those kernels; importing them makes them known to the operations.
+The modules in ``cuda`` launch those kernels. To import one makes its kernels known to its operation.
 """
 
-from minigrad.kernels.cuda import attention as gpu_attention
-from minigrad.kernels.cuda import elementwise as gpu_elementwise
-from minigrad.kernels.cuda import products as gpu_products
-from minigrad.kernels.cuda import rows as gpu_rows
-
-__all__ = ["gpu_attention", "gpu_elementwise", "gpu_products", "gpu_rows"]
+# ruff: noqa: F401
+import minigrad.kernels.cuda.attention
+import minigrad.kernels.cuda.cross_entropy
+import minigrad.kernels.cuda.elementwise
+import minigrad.kernels.cuda.embedding
+import minigrad.kernels.cuda.layer_norm
+import minigrad.kernels.cuda.linear
+import minigrad.kernels.cuda.linear_cross_entropy
+import minigrad.kernels.cuda.rms_norm
+import minigrad.kernels.cuda.softmax

@@ -4,6 +4,9 @@
 // tiles each thread computes entries 16 rows and 16 columns apart. HEAD, a multiple of 16, is the size of a head in
 // shared memory; features from call.size on are 0 there. Rows of shared arrays are one number longer than they need be,
 // so that the threads of a warp read from different banks. MASK and DROPOUT say whether there are any (1) or not (0).
+//
+// What a query does not see changes no bit of its row: hidden weights are chosen to be 0, and a weight of 0 takes nothing
+// from a number that is not finite. Only tiles with such a number pay for that.
 
 #define KEYS 32
 #define ROWS (HEAD > 64 ? 16 : 32)
@@ -41,9 +44,11 @@ template <class E> __device__ inline E* head_of(E* array, const Place& place, in
     return array + n * place.n + h * place.h;
 }
 
-// Rows of an array times a factor, as floats in shared memory, 0 where there is nothing.
-__device__ inline void fetch(const T* from, const Place& place, int first, int rows, int total, int size, float factor,
+// Rows of an array times a factor, as floats in shared memory, 0 where there is nothing. Whether this thread met a number
+// that is not finite.
+__device__ inline bool fetch(const T* from, const Place& place, int first, int rows, int total, int size, float factor,
                              float* to) {
+    bool endless = false;
     for (int i = threadIdx.x; i < rows * (HEAD / 4); i += blockDim.x) {
         int r = i / (HEAD / 4), c = i % (HEAD / 4) * 4;
         const T* source = from + (first + r) * place.t + c;
@@ -52,13 +57,15 @@ __device__ inline void fetch(const T* from, const Place& place, int first, int r
             if (PACK > 1 && c + 4 <= size) load(source, v);
             else for (int k = 0; k < 4; k++) if (c + k < size) v[k] = widen(source[k]);
         }
-        for (int k = 0; k < 4; k++) target[k] = v[k] * factor;
+        for (int k = 0; k < 4; k++) endless |= !isfinite(target[k] = v[k] * factor);
     }
+    return endless;
 }
 
 // sum += x y of tiles in shared memory, entry by entry: x is read at r · xr + k · xk, y at c · yc + k · yk, for k < n.
-template <int A, int B>
-__device__ inline void multiply(const float* x, int xr, int xk, const float* y, int yc, int yk, int n,
+// CAREFUL: where x is 0 the product is 0, whatever y is.
+template <bool CAREFUL, int A, int B>
+__device__ inline void sum_products(const float* x, int xr, int xk, const float* y, int yc, int yk, int n,
                                 float (&sum)[A][B]) {
     x += threadIdx.x / 16 * xr;
     y += threadIdx.x % 16 * yc;
@@ -67,8 +74,14 @@ __device__ inline void multiply(const float* x, int xr, int xk, const float* y, 
         UNROLL for (int a = 0; a < A; a++) left[a] = x[16 * a * xr + k * xk];
         UNROLL for (int b = 0; b < B; b++) right[b] = y[16 * b * yc + k * yk];
         UNROLL for (int a = 0; a < A; a++)
-            UNROLL for (int b = 0; b < B; b++) sum[a][b] += left[a] * right[b];
+            UNROLL for (int b = 0; b < B; b++) sum[a][b] += CAREFUL && left[a] == 0 ? 0 : left[a] * right[b];
     }
+}
+template <int A, int B>
+__device__ inline void multiply(const float* x, int xr, int xk, const float* y, int yc, int yk, int n,
+                                float (&sum)[A][B], bool careful = false) {
+    if (careful) sum_products<true>(x, xr, xk, y, yc, yk, n, sum);
+    else sum_products<false>(x, xr, xk, y, yc, yk, n, sum);
 }
 
 extern "C" __global__ void forward(const Call* given, const T* q, const T* k, const T* v, T* out, float* total,
@@ -95,7 +108,7 @@ extern "C" __global__ void forward(const Call* given, const T* q, const T* k, co
         multiply(queries, STRIDE, 1, keys, STRIDE, 1, HEAD, scores);
         ENTRIES(ROWS, KEYS) weights[r * SCORES + c] = seen(call, mask, i0 + r, j0 + c) ? scores[a][b] : -INFINITY;
         __syncthreads();
-        fetch(v, call.v, j0, KEYS, call.keys, call.size, 1, keys);
+        bool endless = fetch(v, call.v, j0, KEYS, call.keys, call.size, 1, keys);
         for (int r = threadIdx.x / 32; r < ROWS; r += blockDim.x / 32) {  // a warp takes a row, a thread a key
             float* place = weights + r * SCORES + threadIdx.x % 32;
             float highest = *place, before = top[r];
@@ -111,9 +124,9 @@ extern "C" __global__ void forward(const Call* given, const T* q, const T* k, co
                 top[r] = highest;
             }
         }
-        __syncthreads();
+        endless = __syncthreads_or(endless);
         ENTRIES(ROWS, HEAD) mean[a][b] *= fade[r];
-        multiply(weights, SCORES, 1, keys, 1, STRIDE, KEYS, mean);
+        multiply(weights, SCORES, 1, keys, 1, STRIDE, KEYS, mean, endless);
         __syncthreads();
     }
     __syncthreads();
@@ -176,16 +189,16 @@ extern "C" __global__ void backward_q(const Call* given, const T* q, const T* k,
         __syncthreads();
         multiply(ups, STRIDE, 1, keys, STRIDE, 1, HEAD, products);
         __syncthreads();
-        fetch(k, call.k, j0, KEYS, call.keys, call.size, 1, keys);
-        __syncthreads();
+        bool endless = __syncthreads_or(fetch(k, call.k, j0, KEYS, call.keys, call.size, 1, keys));
         multiply(queries, STRIDE, 1, keys, STRIDE, 1, HEAD, scores);
         ENTRIES(ROWS, KEYS) {
-            float p = seen(call, mask, i0 + r, j0 + c) ? expf(scores[a][b] - rows.shift[r]) * rows.inverse[r] : 0;
+            float p = expf(scores[a][b] - rows.shift[r]) * rows.inverse[r];
             float f = factor(dropout, rows.key[DROPOUT ? r : 0], j0 + c);
-            slopes[r * SCORES + c] = p * (f * products[a][b] - rows.dot[r]);
+            float slope = p * (f * products[a][b] - rows.dot[r]);
+            slopes[r * SCORES + c] = seen(call, mask, i0 + r, j0 + c) ? slope : 0;
         }
         __syncthreads();
-        multiply(slopes, SCORES, 1, keys, 1, STRIDE, KEYS, sum);
+        multiply(slopes, SCORES, 1, keys, 1, STRIDE, KEYS, sum, endless);
         __syncthreads();
     }
     dq = head_of(dq, call.dq, n, head);
@@ -219,22 +232,20 @@ extern "C" __global__ void backward_kv(const Call* given, const T* q, const T* k
             __syncthreads();
             multiply(tile, STRIDE, 1, values, STRIDE, 1, HEAD, products);
             __syncthreads();
-            fetch(queries, call.q, i0, ROWS, call.queries, call.size, scale, tile);
-            __syncthreads();
+            bool endless = __syncthreads_or(fetch(queries, call.q, i0, ROWS, call.queries, call.size, scale, tile));
             multiply(tile, STRIDE, 1, keys, STRIDE, 1, HEAD, scores);
             ENTRIES(ROWS, KEYS) {
                 bool there = seen(call, allowed, i0 + r, j0 + c);
                 float p = there ? expf(scores[a][b] - rows.shift[r]) * rows.inverse[r] : 0;
                 float f = factor(dropout, rows.key[DROPOUT ? r : 0], j0 + c);
                 weights[r * SCORES + c] = f * p;
-                slopes[r * SCORES + c] = p * (f * products[a][b] - rows.dot[r]);
+                slopes[r * SCORES + c] = there ? p * (f * products[a][b] - rows.dot[r]) : 0;
             }
             __syncthreads();
-            multiply(slopes, 1, SCORES, tile, 1, STRIDE, ROWS, sum_k);
+            multiply(slopes, 1, SCORES, tile, 1, STRIDE, ROWS, sum_k, endless);
             __syncthreads();
-            fetch(ups, call.g, i0, ROWS, call.queries, call.size, 1, tile);
-            __syncthreads();
-            multiply(weights, 1, SCORES, tile, 1, STRIDE, ROWS, sum_v);
+            endless = __syncthreads_or(fetch(ups, call.g, i0, ROWS, call.queries, call.size, 1, tile));
+            multiply(weights, 1, SCORES, tile, 1, STRIDE, ROWS, sum_v, endless);
             __syncthreads();
         }
     }

@@ -1,26 +1,33 @@
-"""Scaled dot-product attention in tiles: the T × T weights never exist, and the time is that of the matrix products.
+"""Scaled dot-product attention in tiles: the T × T weights never exist, and the matrix products take most of the time.
 
-Every row of scores becomes unnormalised weights ``E = exp(scores - shift)``. Two numbers of a row are kept, shift and
-``total = Σ E`` (the log-sum-exp is ``shift + log total``); the backward pass makes E again from them, tile by tile::
+Every row of scores becomes unnormalised weights ``E = exp(scores - shift)``. A node keeps two numbers of a row, shift
+and ``total = Σ E`` (the log-sum-exp is ``shift + log total``). The backward pass makes E again from them, in tiles::
 
     out = E v / total                      ĝ = g / total       D = rowsum(ĝ ∘ out)
     dv = Eᵀ ĝ       ds = E ∘ (ĝ vᵀ - D)      dq = scale · ds k    dk = scale · dsᵀ q
 
-shift is 0 unless the exponentials leave a safe range; then it is the maximum of the row (SHIFTED if that is 0). So most
-tiles need neither the maximum nor the subtraction, and sums over blocks of keys are plain sums. The tiles follow Dao et
-al., "FlashAttention" (2022); how they are cut is in ``attention_tiles.py``.
+shift is 0 for a row whose exponentials stay in a safe range, else the maximum of the row. So most tiles need neither
+the maximum nor the subtraction, and sums over blocks of keys are plain sums. The tiles follow Dao et al.,
+"FlashAttention" (2022); how they are cut is in ``attention_tiles.py``.
+
+What a query does not see changes no bit of its row. Each row decides on its shift by its own scores. A tile is computed
+in the fast way first, where a hidden number may show as NaN, since hidden weights are products with 0. Then the tile is
+computed again in the careful way: hidden scores are -∞, and a weight of 0 takes nothing from a number that is not
+finite. Both ways give the same bits where the fast one is right.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, cast_to
-from minigrad.engine.backward import unbroadcast
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.kernels.attention_tiles import (
@@ -28,9 +35,9 @@ from minigrad.kernels.attention_tiles import (
     Block,
     Place,
     band,
+    call_of,
     cut,
-    job_of,
-    kept,
+    dropout_mask,
     mask_shape,
     scale_of,
     share_of,
@@ -42,14 +49,14 @@ from minigrad.kernels.softmax import softmax
 from minigrad.machine.parallel import blas_threads, run, scratch
 from minigrad.ops import astype, matmul, repeat, swapaxes, where
 
-SHIFTED = 1e-30  # in place of a shift of 0: it changes no score, but tells the backward pass of a shift
+LARGE = math.log(SAFE)  # a row whose largest score is beyond needs a shift
 
 # ---- the definition -------------------------------------------------------------------------------------------------
 
 
 def _torch(t: Any, q: Any, k: Any, v: Any, mask: Any = None, is_causal: bool = False, scale: Any = None,
            dropout_p: float = 0.0, seed: int = 0, window: int | None = None) -> Any:  # fmt: skip
-    """The same in torch, whose function takes one of mask and is_causal, and no window."""
+    """The same in torch: its function takes a mask or is_causal, and no window."""
     i, j = t.arange(q.shape[-2])[:, None], t.arange(k.shape[-2])
     seen = (j > i - (window or math.inf)) & (j < i + (1 if is_causal else window or math.inf))
     if mask is not None:
@@ -75,7 +82,7 @@ def _flops(
     return 2 * pairs * (d + d_v), 2 * pairs * back * bool(wrt)
 
 
-@fused(torch=_torch, numpy=False, flops=_flops, samples=[
+@fused(precision="low", torch=_torch, numpy=False, flops=_flops, samples=[
     sample((2, 2, 5, 3), (2, 2, 5, 3), (2, 2, 5, 3), is_causal=True),
     sample((4, 3, 2), (2, 5, 2), (2, 5, 4), scale=0.5, window=2),
     sample((1, 3, 2), (2, 1, 2, 2), (2, 2, 2), (3, 2)),
@@ -98,12 +105,15 @@ def attention(
 
     q is (..., heads, L, d), k (..., heads, S, d), v (..., heads, S, d_v) and out (..., heads, L, d_v); leading axes
     broadcast. q may have a multiple of the heads of k and v, then neighbouring heads of q share theirs (grouped-query
-    attention). Half precision is computed in float32. A row that sees no key gives 0, and so are its gradients.
+    attention). Half precision is computed in float32. A row that sees no key gives 0, and its gradients are 0.
+
+    What stands in keys and values that a query does not see, huge, infinite or NaN, changes no bit of its result or of
+    its gradient. Second derivatives, and a mask of numbers that hides by -inf, want finite numbers there.
 
     - mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, L, S)
     - is_causal: query i sees keys j <= i only, counted from the top left corner
     - scale: 1/sqrt(d) if not given
-    - dropout_p: the probability with which a weight is dropped; which ones are depends on ``seed`` and place alone
+    - dropout_p: the probability with which a weight is dropped; ``seed`` and place alone decide which ones
     - window: query i sees keys with ``|i - j| < window`` only, and the time is linear in L
 
     Raises a ShapeError, DTypeError or ArgumentError for arguments that don't fit.
@@ -128,7 +138,7 @@ def attention(
     weights = softmax(scores)
     if dropout_p:
         rows = xp.arange(math.prod(sizes.scores[:-1])).reshape(sizes.scores[:-1])
-        weights = weights * (kept(seed, rows, slice(0, sizes.scores[-1]), dropout_p) * share_of(dropout_p))
+        weights = weights * (dropout_mask(seed, rows, slice(0, sizes.scores[-1]), dropout_p) * share_of(dropout_p))
     return astype(matmul(weights, v), dtype)
 
 
@@ -137,62 +147,95 @@ def attention(
 
 @attention.defforward
 def _forward(q: Array, k: Array, v: Array, mask: Any, *options: Any) -> tuple[Array, dict[str, Array]]:
-    job, sizes = job_of(q, k, v, mask, options)
-    out, view = _like(q, (*sizes.scores[:-1], v.shape[-1]), (*job.rows, v.shape[-1]), job.q.dtype)
-    total, shift = np.empty(job.rows, job.q.dtype), np.zeros(job.rows, job.q.dtype)
+    call, sizes = call_of(q, k, v, mask, options)
+    out, view = _like(q, (*sizes.scores[:-1], v.shape[-1]), (*call.rows, v.shape[-1]), call.q.dtype)
+    total, shift = np.empty(call.rows, call.q.dtype), np.zeros(call.rows, call.q.dtype)
     with blas_threads(1):
-        run([partial(_forward_group, job, *at, view, total, shift) for at in job.groups()], job.nanoseconds(2))
+        run([partial(_forward_group, call, *at, view, total, shift) for at in call.groups()], call.nanoseconds(2))
     return cast_to(out, np.result_type(q, k, v)), {"total": total, "shift": shift}
 
 
-def _forward_group(job: AttentionCall, n: slice, h: slice, out: Array, total: Array, shift: Array) -> None:
+def _forward_group(call: AttentionCall, n: slice, h: slice, out: Array, total: Array, shift: Array) -> None:
     """The attention of some heads, written to ``out``, with ``total`` and ``shift`` of its rows."""
-    keys, values, scale = job.operands(n, h)
-    shifted = False
+    keys, values, scale = call.operands(n, h)
+    careful = False
     with np.errstate(all="ignore"):
-        for i, blocks in job.tiles():
+        for i, blocks in call.tiles():
             at = (n, h, slice(None), i)
-            read = _stacked(job.q[at]), keys, values, scale
-            sums, means, top = _forward_tile(job, at, blocks, read, shifted)
-            if not shifted and not _safe(sums, means):
-                shifted = True  # this tile again, and those that follow at once
-                sums, means, top = _forward_tile(job, at, blocks, read, shifted)
+            read = _stacked(call.q[at]), keys, values, scale
+            if not careful:
+                sums, means = _forward_tile(call, at, blocks, read, None)
+                careful = not _safe(sums, means, keys.shape[2])  # this tile again, and those that follow at once
+            if careful:
+                sums, means, top = _forward_carefully(call, at, blocks, read)
+                shift[at] = top.reshape(shift[at].shape)
             rows, target = total[at].shape, out[at]
-            inverse = _reciprocal(sums).reshape(*rows, 1)
-            np.multiply(means.reshape(target.shape), inverse, out=target)
+            np.multiply(means.reshape(target.shape), _reciprocal(sums).reshape(*rows, 1), out=target)
             total[at] = sums.reshape(rows)
-            if shifted:
-                shift[at] = top.reshape(rows)
 
 
 def _forward_tile(
-    job: AttentionCall, at: Place, blocks: list[Block], read: tuple[Any, ...], shifted: bool
-) -> tuple[Array, Array, Array]:
-    """Σ E, E v and the shift of a tile's rows."""
+    call: AttentionCall, at: Place, blocks: list[Block], read: tuple[Any, ...], shift: Array | None
+) -> tuple[Array, Array]:
+    """Σ E and E v of a tile's rows; in the careful way if there is a shift."""
     queries, keys, values, scale = read
-    top = None
-    if shifted:
-        top = np.full((*queries.shape[:-1], 1), -np.inf, queries.dtype)
-        for block in blocks:
-            scores = job.hide(job.scores(at, block, queries, keys, scale), block)
-            np.maximum(top, scores.max(-1, keepdims=True), out=top)
-        top[(top == -np.inf) | (top == 0)] = SHIFTED
-    sums, means = np.zeros(queries.shape[:-1], queries.dtype), None
+    sums = np.zeros(queries.shape[:-1], queries.dtype)
+    means = np.zeros((*sums.shape, values.shape[-1]), sums.dtype)
     for block in blocks:
-        weights = job.exponentials(job.scores(at, block, queries, keys, scale), block, top)
+        weights = call.exponentials(call.scores(at, block, queries, keys, scale), block, shift)
         sums += np.matmul(weights, np.ones(weights.shape[-1], weights.dtype))
-        if job.dropout_p:
-            weights *= job.dropout(at, block.j, weights.shape)
-        part = np.matmul(weights, values[:, :, block.j])
-        means = part if means is None else means + part
-    if means is None:  # no key is seen
-        means = np.zeros((*sums.shape, values.shape[-1]), sums.dtype)
-    return sums, means, top
+        if call.dropout_p:
+            weights *= call.dropout(at, block.j, weights.shape)
+        _add(means, weights, values[:, :, block.j], block is blocks[0], shift is not None)
+    return sums, means
 
 
-def _safe(sums: Array, means: Array) -> bool:
-    """Whether neither the sums nor the weighted values left the range in which they are exact."""
-    return bool(sums.min() > 1 / SAFE and sums.max() < SAFE and np.isfinite(means.sum()))
+def _forward_carefully(
+    call: AttentionCall, at: Place, blocks: list[Block], read: tuple[Any, ...]
+) -> tuple[Array, Array, Array]:
+    """Σ E, E v and the shift of a tile's rows; each row has a shift where its own scores or values ask for one.
+
+    The others have the smallest number instead of 0. It changes no exponential, and tells the backward pass to be
+    careful too.
+    """
+    queries, keys, _, scale = read
+    top = np.full((*queries.shape[:-1], 1), -np.inf, queries.dtype)
+    for block in blocks:
+        scores = call.hide(call.scores(at, block, queries, keys, scale), block)
+        np.maximum(top, scores.max(-1, keepdims=True), out=top)
+    none = np.finfo(top.dtype).tiny
+    shift = np.where((np.abs(top) < LARGE) | (top == -np.inf), none, top)
+    sums, means = _forward_tile(call, at, blocks, read, shift)
+    overflow = ~np.isfinite(means).all(-1, keepdims=True) & (shift == none) & (top > -np.inf)
+    if overflow.any():
+        shift[overflow] = top[overflow]
+        sums, means = _forward_tile(call, at, blocks, read, shift)
+    return sums, means, shift
+
+
+def _safe(sums: Array, means: Array, keys: int) -> bool:
+    """Whether no row needs a shift, whose sum of ``keys`` exponentials tells that, and the weighted values are finite.
+
+    The largest exponential of a row is within [sum/keys, sum]; the 2 is for what was rounded.
+    """
+    return bool(sums.min() > 2 * keys / SAFE and sums.max() < SAFE / 2 and np.isfinite(means.sum()))
+
+
+def _add(out: Array, weights: Array, x: Array, fresh: bool, careful: bool) -> None:
+    """``out += weights x``, or ``out = weights x`` if it is fresh.
+
+    If careful, a weight of 0 takes nothing from a number that is not finite, where 0 · ∞ would be NaN.
+    """
+    finite = np.isfinite(x) if careful else np.True_
+    if finite.all():
+        add_product(out, weights, x, fresh)
+        return
+    add_product(out, weights, np.where(finite, x, 0), fresh)
+    for sign, number in itertools.product((1, -1), (np.inf, -np.inf, np.nan)):
+        there = np.isnan(x) if np.isnan(number) else x == number
+        if there.any():
+            met = np.matmul((weights * sign > 0).astype(x.dtype), there.astype(x.dtype)) > 0
+            out[met] += sign * number
 
 
 @attention.defbackward("q", "k", "v", "mask")
@@ -200,19 +243,19 @@ def _backward(
     g: Array, q: Array, k: Array, v: Array, mask: Any, is_causal: Any, scale: Any, dropout_p: Any, seed: Any,
     window: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
 ) -> tuple[Array | None, ...]:  # fmt: skip
-    job, sizes = job_of(q, k, v, mask, (is_causal, scale, dropout_p, seed, window))
-    wide, lead = job.q.dtype, sizes.scores[:-2]
+    call, sizes = call_of(q, k, v, mask, (is_causal, scale, dropout_p, seed, window))
+    wide, lead = call.q.dtype, sizes.scores[:-2]
     lead_k = (*sizes.lead, sizes.heads) if lead else ()
-    gq, gq_view = _like(q, (*lead, *q.shape[-2:]), job.q.shape, wide)
-    gk, gk_view = _like(k, (*lead_k, *k.shape[-2:]), job.k.shape, wide)
-    gv, gv_view = _like(v, (*lead_k, *v.shape[-2:]), job.v.shape, wide)
-    gmask = np.zeros(job.mask.shape, wide) if needs[3] and job.mask is not None else None
-    form = (*job.rows, v.shape[-1])
+    gq, gq_view = _like(q, (*lead, *q.shape[-2:]), call.q.shape, wide)
+    gk, gk_view = _like(k, (*lead_k, *k.shape[-2:]), call.k.shape, wide)
+    gv, gv_view = _like(v, (*lead_k, *v.shape[-2:]), call.v.shape, wide)
+    gmask = np.zeros(call.mask.shape, wide) if needs[3] and call.mask is not None else None
+    form = (*call.rows, v.shape[-1])
     read, write = (g.reshape(form), out.reshape(form), _reciprocal(total), shift), (gq_view, gk_view, gv_view, gmask)
-    body = _backward_at_once if job.at_once() else _backward_group
-    tasks = [partial(body, job, *at, read, write) for at in job.groups()]
+    body = _backward_at_once if call.at_once() else _backward_tiles
+    tasks = [partial(_backward_group, body, call, *at, read, write) for at in call.groups()]
     with blas_threads(1):
-        run(tasks, 0 if needs[3] else job.nanoseconds(5))  # one by one where all add to the gradient of one mask
+        run(tasks, 0 if needs[3] else call.nanoseconds(5))  # one by one where all add to the gradient of one mask
     if not tasks:
         gk.fill(0)
         gv.fill(0)
@@ -221,83 +264,105 @@ def _backward(
     return _fit(gq, q), _fit(gk, k), _fit(gv, v), gmask
 
 
-def _backward_group(job: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]) -> None:
-    """The gradients of some heads, from g, out, 1/total and shift; written to gq, gk and gv, added to gmask."""
+def _backward_group(
+    body: Callable[..., None], call: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]
+) -> None:
+    """The gradients of some heads, from g, out, 1/total and shift; written to gq, gk and gv, added to gmask.
+
+    A hidden number that does harm shows in the gradient of q. Then all is computed again in the careful way. That way
+    is taken at once where a mask has a gradient, since what was added to it can't be taken back.
+    """
+    careful = write[3] is not None
+    with np.errstate(all="ignore"):
+        body(call, n, h, read, write, careful)
+        if not careful and not np.isfinite(write[0][n, h].sum()):
+            body(call, n, h, read, write, True)
+
+
+def _backward_tiles(
+    call: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...], careful: bool
+) -> None:
+    """The same in tiles."""
     (g, out, inverse, shift), (gq, gk, gv, gmask) = read, write
-    wide, k, v = job.q.dtype, job.k[n, h], job.v[n, h]
-    keys = np.multiply(k, job.scale, out=scratch(k.shape, wide, "attention keys"))
+    wide, k, v = call.q.dtype, call.k[n, h], call.v[n, h]
+    keys = np.multiply(k, call.scale, out=scratch(k.shape, wide, "attention keys"))
     values = scratch((*v.shape[:-1], v.shape[-1] + 1), wide, "attention values")  # (v, 1)
     values[..., :-1], values[..., -1] = v, 1
     dk, dv = scratch(k.shape, wide, "attention dk"), scratch(v.shape, wide, "attention dv")
-    fresh = job.sees_all()
+    fresh = call.sees_all()
     if not fresh:
         dk.fill(0)
         dv.fill(0)
-    with np.errstate(all="ignore"):
-        for i, blocks in job.tiles():
-            at = (n, h, slice(None), i)
-            queries, top = _stacked(job.q[at]), _stacked(shift[at][..., None])
-            top = top if top.any() else None
-            up = _stacked(_upstream(g[at], inverse[at], out[at]))
-            direct = len(blocks) == gq.shape[2] == 1
-            dq = gq[n, h, 0, i] if direct else scratch(queries.shape, wide, "attention dq")
-            for block in blocks:
-                weights = job.exponentials(job.scores(at, block, queries, keys, 1.0), block, top)
-                ds, remaining = scratch(weights.shape, wide, "more rows"), weights
-                np.matmul(up, values[:, :, block.j].swapaxes(-1, -2), out=ds)
-                if job.dropout_p:
-                    remaining = job.dropout(at, block.j, weights.shape)
-                    ds = (ds - up[..., -1:]) * remaining + up[..., -1:]
-                    remaining *= weights
-                ds *= weights
-                add_product(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh)
-                add_product(dk[:, :, block.j], ds.swapaxes(-1, -2), queries, fresh)
-                add_product(dq, ds, keys[:, :, block.j], block is blocks[0])
-                if gmask is not None:
-                    _add_sum(cut(gmask, (*at, block.j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
-            if not direct:
-                gq[at] = dq.reshape(gq[at].shape) if blocks else 0
-            fresh = False
-    np.multiply(dk, job.scale, out=gk[n, h])
+    for i, blocks in call.tiles():
+        at = (n, h, slice(None), i)
+        queries, top = _stacked(call.q[at]), _stacked(shift[at][..., None])
+        top = top if top.any() else None
+        up = _stacked(_upstream(g[at], inverse[at], out[at]))
+        direct = len(blocks) == gq.shape[2] == 1
+        dq = gq[n, h, 0, i] if direct else scratch(queries.shape, wide, "attention dq")
+        for block in blocks:
+            weights = call.exponentials(call.scores(at, block, queries, keys, 1.0), block, top)
+            ds, remaining = scratch(weights.shape, wide, "more rows"), weights
+            np.matmul(up, values[:, :, block.j].swapaxes(-1, -2), out=ds)
+            if call.dropout_p:
+                remaining = call.dropout(at, block.j, weights.shape)
+                ds = (ds - up[..., -1:]) * remaining + up[..., -1:]
+                remaining *= weights
+            ds *= weights
+            if careful:
+                ds[weights == 0] = 0
+            _add(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh, careful)
+            _add(dk[:, :, block.j], ds.swapaxes(-1, -2), queries, fresh, careful)
+            _add(dq, ds, keys[:, :, block.j], block is blocks[0], careful)
+            if gmask is not None:
+                _add_sum(cut(gmask, (*at, block.j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
+        if not direct:
+            gq[at] = dq.reshape(gq[at].shape) if blocks else 0
+        fresh = False
+    np.multiply(dk, call.scale, out=gk[n, h])
     gv[n, h] = dv
 
 
-def _backward_at_once(job: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]) -> None:
+def _backward_at_once(
+    call: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...], careful: bool
+) -> None:
     """The same where a tile holds all scores of a head: nothing is copied, unless heads of q share keys.
 
     With P = E / total: dv = Pᵀ g, ds = scale · P ∘ (g vᵀ - rowsum(g ∘ out)), dq = ds k, dk = dsᵀ q.
     """
     (g, out, inverse, shift), (gq, gk, gv, gmask) = read, write
-    ((i, blocks),) = job.tiles()
+    ((i, blocks),) = call.tiles()
     at = (n, h, slice(None), i)
-    if not job.sees_all():
+    if not call.sees_all():
         gk[n, h] = gv[n, h] = 0
     if not blocks:  # no key is seen
         gq[at] = 0
         return
     (block,) = blocks
     j, direct = block.j, gq.shape[2] == 1
-    keys, values = job.k[n, h, j], job.v[n, h, j]
-    queries, up, means, top, inverse = (_stacked(x[at]) for x in (job.q, g, out, shift[..., None], inverse[..., None]))
+    keys, values = call.k[n, h, j], call.v[n, h, j]
+    queries, up, means, top, inverse = (_stacked(x[at]) for x in (call.q, g, out, shift[..., None], inverse[..., None]))
     up = up.astype(queries.dtype, copy=False)
-    with np.errstate(all="ignore"):
-        weights = job.scores(at, block, queries, job.k[n, h], job.scale)
-        weights = job.exponentials(weights, block, top if top.any() else None)
-        weights *= inverse
-        ds, remaining = scratch(weights.shape, weights.dtype, "more rows"), weights
-        np.matmul(up, values.swapaxes(-1, -2), out=ds)
-        if job.dropout_p:
-            remaining = job.dropout(at, j, weights.shape)
-            ds *= remaining
-            remaining *= weights
-        ds -= np.vecdot(up, means, dtype=ds.dtype)[..., None]
-        ds *= weights
-        if gmask is not None:
-            _add_sum(cut(gmask, (*at, j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
-        ds *= job.scale
-        np.matmul(remaining.swapaxes(-1, -2), up, out=gv[n, h, j])
-        np.matmul(ds.swapaxes(-1, -2), queries, out=gk[n, h, j])
-        dq = np.matmul(ds, keys, out=gq[n, h, 0] if direct else None)
+    weights = call.scores(at, block, queries, call.k[n, h], call.scale)
+    weights = call.exponentials(weights, block, top if top.any() else None)
+    weights *= inverse
+    ds, remaining = scratch(weights.shape, weights.dtype, "more rows"), weights
+    np.matmul(up, values.swapaxes(-1, -2), out=ds)
+    if call.dropout_p:
+        remaining = call.dropout(at, j, weights.shape)
+        ds *= remaining
+        remaining *= weights
+    ds -= np.vecdot(up, means, dtype=ds.dtype)[..., None]
+    ds *= weights
+    if careful:
+        ds[weights == 0] = 0
+    if gmask is not None:
+        _add_sum(cut(gmask, (*at, j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
+    ds *= call.scale
+    dq = gq[n, h, 0] if direct else np.empty(queries.shape, ds.dtype)
+    _add(gv[n, h, j], remaining.swapaxes(-1, -2), up, True, careful)
+    _add(gk[n, h, j], ds.swapaxes(-1, -2), queries, True, careful)
+    _add(dq, ds, keys, True, careful)
     if not direct:
         gq[at] = dq.reshape(gq[at].shape)
 

@@ -16,6 +16,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.machine.parallel import scratch
+from minigrad.messages.arguments import as_int
 
 ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal, more make better matrix products,
 LONG_ROWS = 128  # and of a sequence of LONG queries the diagonal is a small part
@@ -30,7 +31,7 @@ Place: TypeAlias = tuple[slice, slice, slice, slice]  # of a tile: its n, h, all
 
 
 class Sizes(NamedTuple):
-    """What the shapes of a call say."""
+    """Sizes of a call, read off its shapes."""
 
     lead: tuple[int, ...]  # leading axes of q, k and v, broadcast
     heads: int  # of k and v
@@ -81,7 +82,7 @@ def _check_mask(mask: Any, scores: tuple[int, ...]) -> None:
 
 def band(is_causal: bool, window: int | None) -> tuple[float, float]:
     """How far a query i looks: at keys j with ``i - left <= j <= i + right``."""
-    if window is not None and window < 1:
+    if window is not None and as_int(window, "window") < 1:
         raise ArgumentError("a window of at least 1 key, or None", f"window={window}", "None looks at all keys")
     left = math.inf if window is None else window - 1
     return left, 0 if is_causal else left
@@ -94,7 +95,7 @@ def share_of(dropout_p: float) -> float:
     return 0.0 if dropout_p == 1 else 1 / (1 - dropout_p)
 
 
-def kept(seed: int, rows: Array, columns: slice, dropout_p: float) -> Array:
+def dropout_mask(seed: int, rows: Array, columns: slice, dropout_p: float) -> Array:
     """Which weights dropout keeps: a hash of (seed, row, column) that is at least p, for each row and column.
 
     rows numbers the rows of all scores of the call; the result has their shape and a last axis of the columns. The
@@ -218,8 +219,8 @@ class AttentionCall:
     def tiles(self) -> Iterator[tuple[slice, list[Block]]]:
         """The queries of each tile and the blocks of keys that they see.
 
-        The last queries come first: under a causal mask they see every key, so what they give dk and dv is stored, and
-        only what follows is added.
+        The last queries come first: under a causal mask they see every key, so they store their part of dk and dv, and
+        the others add theirs.
         """
         for start in reversed(range(0, self.rows[3], self.step)):
             stop = min(start + self.step, self.rows[3])
@@ -266,7 +267,7 @@ class AttentionCall:
         """E = exp(scores - shift), in place of the scores, and 0 beyond the band.
 
         Without a shift that is a product with 0 behind the exponential, in a quarter of the time of -inf before it. It
-        gives NaN where a hidden exponential overflows, so the forward pass sees that it must begin again with a shift.
+        gives NaN where a hidden exponential overflows, so the forward pass sees that it must compute the tile again.
         """
         if shift is not None:
             scores = self.hide(scores, block)
@@ -283,10 +284,11 @@ class AttentionCall:
         rows = 0
         for size, part, axis in zip(self.rows, at, range(4), strict=True):
             rows = rows * size + np.arange(size)[part].reshape(-1, *[1] * (3 - axis))
-        return (kept(self.seed, rows, j, self.dropout_p) * self.q.dtype.type(share_of(self.dropout_p))).reshape(shape)
+        mask = dropout_mask(self.seed, rows, j, self.dropout_p)
+        return (mask * self.q.dtype.type(share_of(self.dropout_p))).reshape(shape)
 
 
-def job_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any, ...]) -> tuple[AttentionCall, Sizes]:
+def call_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any, ...]) -> tuple[AttentionCall, Sizes]:
     """Bring a call to the one form: leading axes flattened, heads grouped, rows that BLAS can read in place."""
     is_causal, scale, dropout_p, seed, window = options
     sizes = sizes_of(q, k, v, mask)

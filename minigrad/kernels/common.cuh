@@ -93,8 +93,8 @@ __device__ inline void row_total(const T* x, long long width, W& shift, W& total
     total = block_sum(top == INFINITY ? top : isfinite(top) ? sum * exp(top - shift) : sum);
 }
 
-// Whether dropout keeps a number: a hash of (seed, row, column), of which `key` is the row's part; the same bits as `kept`
-// in attention_tiles.py.
+// Whether dropout keeps a number: a hash of (seed, row, column), of which `key` is the row's part; the same bits as
+// `dropout_mask` in attention_tiles.py.
 __device__ inline unsigned int row_key(unsigned long long row, unsigned long long seed) {
     unsigned long long key = (row + seed) * 0x9E3779B97F4A7C15ull;
     return (unsigned int)(((key ^ key >> 32) * 0xD6E8FEB86659FD93ull) >> 32);

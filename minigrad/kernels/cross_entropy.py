@@ -1,7 +1,7 @@
 """Cross-entropy of logits, row by row over cache-sized tiles: no array of log-probabilities ever exists.
 
-Forward keeps two numbers of a row, ``shift`` and ``total = Σ e^(x - shift)``; backward makes the exponentials again,
-straight into the gradient.
+The forward pass keeps two numbers of a row, ``shift`` and ``total = Σ e^(x - shift)``. The backward pass makes the
+exponentials again, straight into the gradient.
 """
 
 from __future__ import annotations
@@ -33,36 +33,30 @@ _ids = np.array([[0, 4, 2], [-100, 1, 1]])
 _samples = [sample((2, 3, 5), _ids), sample((2, 3, 5), _ids, label_smoothing=0.1, reduction="none")]
 
 
-@fused(torch=_torch, numpy=False, samples=[*_samples, sample((2, 3, 5), (2, 3, 5), reduction="sum")])
+@fused(precision="wide", torch=_torch, numpy=False, samples=[*_samples, sample((2, 3, 5), (2, 3, 5), reduction="sum")])
 def cross_entropy(
     logits: Array, targets: Array, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> Array:
     """Cross-entropy in nats of softmax(logits) against targets: ``-Σ_c q_c log softmax(x)_c`` of each row.
 
-    logits (..., V), classes on the last axis. targets are class ids of shape (...), of which those equal to
-    ignore_index count for nothing, or floats of shape (..., V), the probabilities q themselves. label_smoothing ε
-    replaces q by (1 - ε) q + ε/V. reduction is the "mean" over the rows that count (0 if none does), "sum" or "none". A
-    class outside of 0 … V-1 raises an IndexRangeError.
+    logits are (..., V), classes on the last axis. targets are class ids of shape (...), where ignore_index counts for
+    nothing, or floats of shape (..., V), the probabilities q themselves. label_smoothing ε replaces q by
+    (1 - ε) q + ε/V. reduction is the "mean" over the rows that count (0 if none does), "sum" or "none". A class outside
+    of 0 … V-1 raises an IndexRangeError.
 
     >>> print(cross_entropy(np.zeros((2, 4)), np.array([1, -100])).round(4))
     1.3863
     """
-    goal = Targets.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
-    goal = goal._replace(
-        ids=to_device_of(goal.ids, array_of(logits)), counted=to_device_of(goal.counted, array_of(logits))
-    )
+    labels = Targets.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
+    ids, counted = (to_device_of(part, array_of(logits)).reshape(labels.shape) for part in (labels.ids, labels.counted))
     log_p = log_softmax(astype(logits, accumulator(logits.dtype)))
-    if goal.soft:
-        rows = -sum(targets * log_p, -1)
-    else:
-        rows = -take_along_axis(log_p, goal.ids.reshape(goal.shape)[..., None], -1)[..., 0]
+    rows = -sum(targets * log_p, -1) if labels.soft else -take_along_axis(log_p, ids[..., None], -1)[..., 0]
     if label_smoothing:
         rows = (1 - label_smoothing) * rows - label_smoothing * mean(log_p, -1)
-    counted = goal.counted.reshape(goal.shape)
     rows = where(counted, rows, 0)
     if reduction != "none":
-        rows = sum(rows) if reduction == "sum" else sum(rows) * goal.weight
-    return astype(rows, goal.dtype)
+        rows = sum(rows) if reduction == "sum" else sum(rows) * labels.weight
+    return astype(rows, labels.dtype)
 
 
 class Targets(NamedTuple):
@@ -80,7 +74,7 @@ class Targets(NamedTuple):
     def of(
         cls, logits: tuple[int, ...], dtype: Any, targets: Any, ignore_index: int, smoothing: float, reduction: str
     ) -> Targets:
-        """The goal of a call whose logits have the shape (..., V) and this dtype."""
+        """The targets of a call whose logits have the shape (..., V) and this dtype; an error says what doesn't fit."""
         if reduction not in ("mean", "sum", "none"):
             raise ArgumentError("reduction='mean', 'sum' or 'none'", repr(reduction), "'none' gives every loss")
         if not 0 <= smoothing <= 1:
@@ -110,59 +104,59 @@ def _forward(
     logits: Any, targets: Any, ignore_index: int, label_smoothing: float, reduction: str
 ) -> tuple[Array, dict[str, Any]]:
     logits, targets = np.asarray(logits), np.asarray(targets)
-    goal = Targets.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
-    work = accumulator(goal.dtype)
+    labels = Targets.of(logits.shape, dtypes(logits)[0], targets, ignore_index, label_smoothing, reduction)
+    work = accumulator(labels.dtype)
     rows = as_matrix(logits, work)
-    q = as_matrix(targets, work) if goal.soft else None
+    q = as_matrix(targets, work) if labels.soft else None
     shift, total, losses = np.empty((3, len(rows)), work)
 
     def body(a: int, b: int) -> None:
         x = rows[a:b]
         exponentials(x, scratch(x.shape, work, "rows"), shift[a:b], total[a:b])
-        losses[a:b] = row_losses(x, goal, slice(a, b), q, shift[a:b], total[a:b])
+        losses[a:b] = row_losses(x, labels, slice(a, b), q, shift[a:b], total[a:b])
 
     over_rows(body, rows, arrays=2, ns=3.0)
-    return cast_to(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "shift": shift, "total": total}
+    return cast_to(reduced(losses, labels, reduction), labels.dtype), {"labels": labels, "shift": shift, "total": total}
 
 
-def row_losses(x: Array, goal: Targets, tile: slice, q: Array | None, shift: Array, total: Array) -> Array:
+def row_losses(x: Array, targets: Targets, tile: slice, q: Array | None, shift: Array, total: Array) -> Array:
     """The losses of a tile of logits ``x``, whose exponentials sum to ``total``: log total - (picked - shift)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if q is None:
-            picked, mass = x[np.arange(len(x)), goal.ids[tile]], x.dtype.type(1)
+            picked, mass = x[np.arange(len(x)), targets.ids[tile]], x.dtype.type(1)
         else:
             picked, mass = np.vecdot(q[tile], x), q[tile].sum(axis=1)
-        keep, smoothing = 1 - goal.smoothing, goal.smoothing
+        keep, smoothing = 1 - targets.smoothing, targets.smoothing
         picked, mass = picked * keep, mass * keep
         if smoothing:
             picked += smoothing * x.mean(axis=1)
             mass += smoothing
         loss = mass * np.log(total) - (picked - mass * shift)
         loss[total == 0] = math.inf
-    loss[~goal.counted[tile]] = 0
+    loss[~targets.counted[tile]] = 0
     return loss
 
 
-def reduced(losses: Array, goal: Targets, reduction: str) -> Array:
+def reduced(losses: Array, targets: Targets, reduction: str) -> Array:
     """The result from the losses of the rows."""
     if reduction == "none":
-        return losses.reshape(goal.shape)
-    return np.asarray(losses.sum() * losses.dtype.type(goal.weight))
+        return losses.reshape(targets.shape)
+    return np.asarray(losses.sum() * losses.dtype.type(targets.weight))
 
 
-def row_gradients(e: Array, goal: Targets, tile: slice, q: Array | None, total: Array, scale: Array) -> None:
+def row_gradients(e: Array, targets: Targets, tile: slice, q: Array | None, total: Array, scale: Array) -> None:
     """Turn exponentials ``e`` of a tile, with row sums ``total``, into ``scale · (softmax - q)``, in place.
 
     A row that doesn't count gets 0, and so does one of only -∞.
     """
-    dead = ~goal.counted[tile] | (total == 0)
+    dead = ~targets.counted[tile] | (total == 0)
     scale = np.where(dead, 0, scale)
-    keep, smoothing = 1 - goal.smoothing, goal.smoothing
+    keep, smoothing = 1 - targets.smoothing, targets.smoothing
     mass = 1 if q is None else keep * q[tile].sum(axis=1) + smoothing
     with np.errstate(under="ignore"):
         e *= (scale * mass / np.where(dead, 1, total))[:, None]
         if q is None:
-            e[np.arange(len(e)), goal.ids[tile]] -= scale * keep
+            e[np.arange(len(e)), targets.ids[tile]] -= scale * keep
         else:
             e -= q[tile] * (scale * keep)[:, None]
         if smoothing:
@@ -172,13 +166,13 @@ def row_gradients(e: Array, goal: Targets, tile: slice, q: Array | None, total: 
 
 @cross_entropy.defbackward("logits", "targets")
 def _backward(
-    g: Any, logits: Any, targets: Any, goal: Targets, shift: Any, total: Any, needs: tuple[bool, bool]
+    g: Any, logits: Any, targets: Any, labels: Targets, shift: Any, total: Any, needs: tuple[bool, bool]
 ) -> tuple[Any, Any]:
     """g (softmax - q) for the logits, -g (1 - ε) log softmax for probabilities."""
     work = total.dtype
     rows = as_matrix(logits, work)
-    q = as_matrix(targets, work) if goal.soft else None
-    scale = np.ascontiguousarray(np.broadcast_to(g, goal.shape), work).reshape(-1) * work.type(goal.weight)
+    q = as_matrix(targets, work) if labels.soft else None
+    scale = np.ascontiguousarray(np.broadcast_to(g, labels.shape), work).reshape(-1) * work.type(labels.weight)
     gx = np.empty(logits.shape, work) if needs[0] else None
     gq = np.empty(logits.shape, work) if needs[1] else None
     result, result_q = (None if out is None else matrix_of(out) for out in (gx, gq))
@@ -188,11 +182,11 @@ def _backward(
         if result is not None:
             with np.errstate(under="ignore", over="ignore"):
                 e = np.exp(x - shift[tile, None] if shift[tile].any() else x, out=result[tile])
-            row_gradients(e, goal, tile, q, total[tile], scale[tile])
+            row_gradients(e, labels, tile, q, total[tile], scale[tile])
         if result_q is not None:
             offset = np.log(np.where(total[tile] == 0, 1, total[tile])) + shift[tile]
             np.subtract(offset[:, None], x, out=result_q[tile])
-            result_q[tile] *= (scale[tile] * (1 - goal.smoothing))[:, None]
+            result_q[tile] *= (scale[tile] * (1 - labels.smoothing))[:, None]
             result_q[tile][total[tile] == 0] = 0
 
     over_rows(body, rows, arrays=2, ns=3.3)

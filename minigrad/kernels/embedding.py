@@ -35,7 +35,7 @@ def embedding(ids: Array, weight: Array, padding_idx: int | None = None) -> Arra
     [[5. 6.]
      [1. 2.]]
     """
-    _check(ids, weight, padding_idx)
+    check_embedding(ids, weight, padding_idx)
     ids = to_device_of(array_of(ids), array_of(weight))
     rows = take(weight, ids, 0)
     if padding_idx is None:
@@ -43,7 +43,8 @@ def embedding(ids: Array, weight: Array, padding_idx: int | None = None) -> Arra
     return where((ids == padding_idx % weight.shape[0])[..., None], stop_gradient(rows), rows)
 
 
-def _check(ids: Any, weight: Any, padding_idx: int | None) -> None:
+def check_embedding(ids: Any, weight: Any, padding_idx: int | None) -> None:
+    """Refuse ids that are no rows of the weight, and a padding_idx that is none."""
     if ids.dtype.kind not in "iu":
         raise DTypeError("ids as integers", f"dtype {ids.dtype}", "convert with .astype('int64')")
     if weight.ndim != 2:
@@ -66,7 +67,7 @@ def check_range(ids: Any, size: int, what: str) -> None:
 @embedding.defforward
 def _forward(ids: Any, weight: Any, padding_idx: int | None) -> tuple[Array, dict[str, Any]]:
     ids = np.asarray(ids)
-    _check(ids, weight, padding_idx)
+    check_embedding(ids, weight, padding_idx)
     return weight.take(ids, axis=0, mode="clip"), {}  # the range is checked: clip only spares NumPy its own check
 
 

@@ -1,4 +1,4 @@
-"""GELU, exact by the error function or by its tanh approximation; the weight Φ is kept for the backward pass."""
+"""GELU, exact by the error function or by its tanh approximation. A node keeps Φ for the backward pass."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def gelu(x: Array, approximate: str = "none") -> Array:
     >>> print(gelu(np.array([-1e4, 0.0, 1.0])).round(4))
     [-0.      0.      0.8413]
     """
-    if _exact(approximate):
+    if is_exact(approximate):
         return x * (0.5 + 0.5 * erf_of_tensor(x * math.sqrt(0.5)))
     return x * (0.5 + 0.5 * tanh(SLOPE * (x + CUBIC * (x * x * x))))
 
 
-def _exact(approximate: str) -> bool:
+def is_exact(approximate: str) -> bool:
+    """Whether Φ is exact; an error for a name that there isn't."""
     if approximate not in ("none", "tanh"):
         hint = "'none' is exact, 'tanh' the form of GPT-2"
         raise ArgumentError("approximate='none' or 'tanh'", repr(approximate), hint)
@@ -49,27 +50,27 @@ def _exact(approximate: str) -> bool:
 
 @gelu.defforward
 def _forward(x: Any, approximate: str) -> tuple[Array, dict[str, Any]]:
-    exact = _exact(approximate)
+    exact = is_exact(approximate)
     dtype, work = dtypes(x)
     flat = np.ascontiguousarray(x, work).reshape(-1)
     out, phi = np.empty(np.shape(x), work), np.empty(flat.size, work)
     result = out.reshape(-1)
 
     def body(tile: slice) -> None:
-        (_normal if exact else _near_normal)(flat[tile], phi[tile])
+        (_normal_by_erf if exact else _normal_by_tanh)(flat[tile], phi[tile])
         np.multiply(flat[tile], phi[tile], out=result[tile])
 
     over_elements(body, flat, arrays=4, ns=6.0)
     return cast_to(out, dtype), {"phi": phi}
 
 
-def _normal(x: Array, out: Array) -> None:
+def _normal_by_erf(x: Array, out: Array) -> None:
     """Φ(x) by the error function."""
     np.multiply(erf(x * math.sqrt(0.5)), 0.5, out=out)
     out += 0.5
 
 
-def _near_normal(x: Array, out: Array) -> None:
+def _normal_by_tanh(x: Array, out: Array) -> None:
     """The tanh approximation of Φ, as a logistic function: (1 + tanh u) / 2 = σ(2 u), at half the cost."""
     np.multiply(x, x, out=out)
     out *= 2 * SLOPE * CUBIC

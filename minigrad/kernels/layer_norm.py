@@ -21,15 +21,15 @@ def _torch(t: Any, x: Any, normalized_shape: Any = None, *rest: Any, **named: An
 _samples = [sample((2, 3)), sample((2, 3, 4), [3, 4], (3, 4), (3, 4)), sample((3, 5), None, (5,), None, 0.1)]
 
 
-@fused(torch=_torch, numpy=False, samples=_samples)
+@fused(precision="wide", torch=_torch, numpy=False, samples=_samples)
 def layer_norm(
     x: Array, normalized_shape: Any = None, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5
 ) -> Array:
     """Shift and scale each row to mean 0 and variance 1: ``y = (x - mean) / √(var + eps) · weight + bias``.
 
-    x (..., *normalized_shape); normalized_shape, an int or a tuple, is by default that of weight or bias, else the last
-    axis. weight and bias have the normalized shape; None is 1 and 0. The variance is that of the population, formed
-    from the centred row. Half precision is computed in float32 and rounded once. Ba, Kiros and Hinton, "Layer
+    x is (..., *normalized_shape). normalized_shape is an int or a tuple, by default the shape of weight or bias, else
+    the last axis. A weight of None is 1, a bias of None is 0. The variance is that of the population, formed from the
+    centred row. Half precision is computed in float32 and rounded once. Ba, Kiros and Hinton, "Layer
     Normalization" (2016). Shapes that don't fit raise a ShapeError.
 
     >>> print(layer_norm(np.array([1.0, 3.0]), eps=0.0))

@@ -1,4 +1,4 @@
-"""The linear layer: three large matrix products over all rows, two of them for the gradients."""
+"""The linear layer: one large matrix product over all rows, and two for the gradients."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ def _flops(x: Array, bias: Any, out: Array, wrt: frozenset[str]) -> tuple[float,
     return n + added, n * len(wrt & {"x", "weight"}) + added * ("bias" in wrt)
 
 
-@fused(torch="nn.functional.linear", numpy=False, samples=_samples, flops=_flops)
+@fused(precision="low", torch="nn.functional.linear", numpy=False, samples=_samples, flops=_flops)
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """``x Wᵀ + b`` over the last axis of x.
 
-    x (..., d_in), weight W (d_out, d_in), bias b (d_out,) or None; the result is (..., d_out). Half precision is
-    multiplied in float32 and rounded once. Shapes that don't fit raise a ShapeError.
+    x is (..., d_in), the weight W (d_out, d_in), the bias b (d_out,) or None; the result is (..., d_out). Half
+    precision is multiplied in float32 and rounded once. Shapes that don't fit raise a ShapeError.
 
     >>> print(linear(np.array([1.0, 2.0]), np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 3.0]])))
     [1. 3. 6.]
     """
-    _check(x, weight, bias)
+    check_linear(x, weight, bias)
     y = matmul(x, transpose(weight))
     return y if bias is None else y + bias
 
 
-def _check(x: Any, weight: Any, bias: Any) -> None:
+def check_linear(x: Any, weight: Any, bias: Any) -> None:
+    """Refuse a weight or a bias that doesn't fit."""
     if np.ndim(weight) != 2 or np.ndim(x) == 0 or x.shape[-1] != weight.shape[1]:
         got, hint = f"{np.shape(x)} and {np.shape(weight)}", "the last axis of both is d_in"
         raise ShapeError("x (..., d_in) and weight (d_out, d_in)", got, hint)
@@ -48,7 +49,7 @@ def _check(x: Any, weight: Any, bias: Any) -> None:
 @linear.defforward
 def _forward(x: Any, weight: Any, bias: Any) -> tuple[Array, dict[str, Any]]:
     x, weight = np.asarray(x), np.asarray(weight)
-    _check(x, weight, bias)
+    check_linear(x, weight, bias)
     dtype, work = dtypes(x, weight, bias)
     out = np.empty((*x.shape[:-1], len(weight)), work)
     rows = matrix_of(out)

@@ -1,11 +1,11 @@
 """A language model's head and its loss in one: the logits exist a chunk of rows at a time, in one buffer.
 
-Of a chunk of rows the logits are made, turned into the losses, then, in place, into the gradient of the loss, and that
-at once into the gradients of x and of the weight. So the forward pass does all the work when a gradient will be asked
-for; the backward pass scales what is there. That takes three matrix products; keeping no gradients would take four.
+The forward pass makes the logits of a chunk of rows and reads the losses off them. If a gradient will be asked for, it
+turns the logits, in place, into the gradient of the loss, and multiplies that into the gradients of x and the weight.
+The backward pass then only scales them. That takes three matrix products; to keep no gradients would take four.
 
-Under autocast factors and results of the products are rounded to half precision, as those of ``linear`` are; losses and
-sums are not.
+Under autocast factors and results of the products are rounded to half precision, as in ``linear``. Losses and sums are
+not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minigrad.kernels.rows import as_matrix, dtypes, exponentials, over_rows
 from minigrad.machine.parallel import even_step, scratch
 
 # Each chunk but the first costs a pass over the weight's gradient. So the logits of a chunk take as much memory as that
-# gradient; at least 16 MB and those of 256 rows, but never more than 64 MB.
+# gradient, at least 16 MB or 256 rows, but never more than 64 MB.
 MOST_BYTES, LEAST_BYTES, LEAST_ROWS = 64 << 20, 16 << 20, 256
 CLASSES = 2048  # rows of the weight's gradient at a time: BLAS packs the transposed logits, 11 MB for 10 000 at once
 
@@ -47,7 +47,7 @@ def _flops(x: Array, weight: Array, reduction: str, wrt: frozenset[str]) -> tupl
     return (n, (n + gradients) * bool(wrt)) if reduction == "none" else (n + gradients, 0)
 
 
-@fused(torch=_torch, numpy=False, samples=_samples, flops=_flops)
+@fused(precision="wide", torch=_torch, numpy=False, samples=_samples, flops=_flops)
 def linear_cross_entropy(
     x: Array,
     weight: Array,
@@ -64,11 +64,20 @@ def linear_cross_entropy(
     >>> print(linear_cross_entropy(np.ones((2, 3)), np.zeros((4, 3)), np.array([1, 0])).round(4))
     1.3863
     """
-    _check(x, weight, targets)
+    check_head(x, weight, targets)
     return cross_entropy(linear(x, weight), targets, ignore_index, label_smoothing, reduction)
 
 
-def _check(x: Any, weight: Any, targets: Any) -> None:
+class OneShot(list[Any]):
+    """The gradients that the forward pass made, in a list of one: the first backward pass takes them and owns them."""
+
+    def take(self) -> Any:
+        """The gradients, or None if they were taken already."""
+        return self.pop() if self else None
+
+
+def check_head(x: Any, weight: Any, targets: Any) -> None:
+    """Refuse shapes that don't fit, and targets that are no class ids."""
     if np.ndim(weight) != 2 or np.ndim(x) == 0 or x.shape[-1] != weight.shape[1]:
         hint = "the weight has a row for each class"
         raise ShapeError("x (..., d) and weight (V, d)", f"{np.shape(x)} and {np.shape(weight)}", hint)
@@ -79,42 +88,37 @@ def _check(x: Any, weight: Any, targets: Any) -> None:
 
 @linear_cross_entropy.defforward
 def _forward(
-    x: Any,
-    weight: Any,
-    targets: Any,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: str,
+    x: Any, weight: Any, targets: Any, ignore_index: int, label_smoothing: float, reduction: str,
     needs: tuple[bool, bool] = (False, False),
-) -> tuple[Array, dict[str, Any]]:
+) -> tuple[Array, dict[str, Any]]:  # fmt: skip
     x, weight, targets = np.asarray(x), np.asarray(weight), np.asarray(targets)
-    _check(x, weight, targets)
+    check_head(x, weight, targets)
     shape, dtype = (*x.shape[:-1], len(weight)), dtypes(x, weight)[0]
-    goal = Targets.of(shape, dtype, targets, ignore_index, label_smoothing, reduction)
-    ready = needs if reduction != "none" else (False, False)  # the weights of single losses are not known yet
+    labels = Targets.of(shape, dtype, targets, ignore_index, label_smoothing, reduction)
+    needs = needs if reduction != "none" else (False, False)  # the weights of single losses are not known yet
     half = half_for(dtype)
-    losses, gradients = _for_one(x, weight, goal, ready, half)
-    once = [gradients] if any(ready) else []
-    return cast_to(reduced(losses, goal, reduction), goal.dtype), {"goal": goal, "once": once, "half": half}
+    losses, gradients = _for_one(x, weight, labels, needs, half)
+    residuals = {"labels": labels, "gradients": OneShot([gradients] if any(needs) else []), "half": half}
+    return cast_to(reduced(losses, labels, reduction), labels.dtype), residuals
 
 
 def _for_one(
-    x: Any, weight: Any, goal: Targets, needs: tuple[bool, bool], half: Any
+    x: Any, weight: Any, targets: Targets, needs: tuple[bool, bool], half: Any
 ) -> tuple[Array, list[Array | None]]:
-    """Losses, and the gradients for g = 1. Half precision can't hold a mean's weight, which comes in at the end."""
-    scale = np.full(len(goal.ids), 1.0 if half else goal.weight)
-    losses, *gradients = _one_pass(x, weight, goal, scale, needs, half)
+    """Losses, and the gradients for g = 1. Half precision can't hold the weight of a mean: it is multiplied in last."""
+    scale = np.full(len(targets.ids), 1.0 if half else targets.weight)
+    losses, *gradients = _one_pass(x, weight, targets, scale, needs, half)
     for gradient in gradients if half else ():
         if gradient is not None:
-            gradient *= goal.weight
+            gradient *= targets.weight
     return losses, gradients
 
 
 def _one_pass(
-    x: Any, weight: Any, goal: Targets, scale: Array, needs: tuple[bool, bool], half: Any
+    x: Any, weight: Any, targets: Targets, scale: Array, needs: tuple[bool, bool], half: Any
 ) -> tuple[Array, Array | None, Array | None]:
     """Losses of the rows, and the gradients of ``Σ scale · loss`` with respect to x and weight that are needed."""
-    work = accumulator(goal.dtype)
+    work = accumulator(targets.dtype)
     rows, table = (_as_in(half, as_matrix(a, work)) for a in (x, weight))
     scale = scale.astype(work, copy=False)
     losses = np.empty(len(rows), work)
@@ -126,7 +130,7 @@ def _one_pass(
     for start in range(0, len(rows), step):
         chunk = slice(start, min(start + step, len(rows)))
         logits = _as_in(half, np.matmul(rows[chunk], table.T, out=buffer[: chunk.stop - start]))
-        _to_gradients(logits, goal, chunk, losses, scale, any(needs))
+        _to_gradients(logits, targets, chunk, losses, scale, any(needs))
         logits = _as_in(half, logits)
         if gx is not None:
             np.matmul(logits, table, out=as_matrix(gx, work)[chunk])
@@ -156,7 +160,7 @@ def _add_to_weight(gweight: Array, logits: Array, rows: Array, half: Any, fresh:
 
 def half_for(dtype: Any) -> Any:
     """The dtype of the products under autocast, None outside of it; float64 is left alone."""
-    return mode.autocast if dtype.itemsize <= 4 else None
+    return mode().autocast if dtype.itemsize <= 4 else None
 
 
 def _as_in(half: Any, x: Array) -> Array:
@@ -164,17 +168,17 @@ def _as_in(half: Any, x: Array) -> Array:
     return x if half is None else cast_to(x, half).astype(x.dtype)
 
 
-def _to_gradients(logits: Array, goal: Targets, chunk: slice, losses: Array, scale: Array, wanted: bool) -> None:
-    """Fill in the losses of a chunk, and where gradients are wanted write those of its logits over the logits."""
+def _to_gradients(logits: Array, targets: Targets, chunk: slice, losses: Array, scale: Array, wanted: bool) -> None:
+    """Fill in the losses of a chunk; if gradients are wanted, turn its logits into their gradient, in place."""
 
     def body(a: int, b: int) -> None:
         tile, x = slice(chunk.start + a, chunk.start + b), logits[a:b]
         e = scratch(x.shape, x.dtype, "rows")
         shift, total = np.empty((2, b - a), x.dtype)
         exponentials(x, e, shift, total)
-        losses[tile] = row_losses(x, goal, tile, None, shift, total)
+        losses[tile] = row_losses(x, targets, tile, None, shift, total)
         if wanted:
-            row_gradients(e, goal, tile, None, total, scale[tile])
+            row_gradients(e, targets, tile, None, total, scale[tile])
             x[...] = e
 
     over_rows(body, logits, arrays=2, ns=3.5)
@@ -182,16 +186,15 @@ def _to_gradients(logits: Array, goal: Targets, chunk: slice, losses: Array, sca
 
 @linear_cross_entropy.defbackward("x", "weight")
 def _backward(
-    g: Any, x: Any, weight: Any, goal: Targets, once: Any, half: Any, needs: tuple[bool, bool]
+    g: Any, x: Any, weight: Any, labels: Targets, gradients: OneShot, half: Any, needs: tuple[bool, bool]
 ) -> tuple[Any, Any]:
-    """The gradients that the forward pass made, times g; they are handed over once, then made anew."""
+    """The gradients that the forward pass made, times g; a second backward pass makes them again."""
     if np.ndim(g):
-        scale = np.asarray(g).reshape(-1) * goal.weight
-        _, *gradients = _one_pass(x, weight, goal, scale, needs, half)
+        scale = np.asarray(g).reshape(-1) * labels.weight
+        gx, gweight = _one_pass(x, weight, labels, scale, needs, half)[1:]
     else:
-        gradients = once.pop() if once else _for_one(x, weight, goal, needs, half)[1]
-        for gradient in gradients:
+        gx, gweight = gradients.take() or _for_one(x, weight, labels, needs, half)[1]
+        for gradient in (gx, gweight):
             if gradient is not None and g != 1:
                 gradient *= g
-    gx, gweight = gradients
     return None if gx is None else cast_to(gx, x.dtype), None if gweight is None else cast_to(gweight, weight.dtype)

@@ -1,6 +1,7 @@
 """Matrix products inside of kernels: over tiles of rows, or in pieces, each on one thread of BLAS.
 
-So what they round doesn't depend on the number of threads, and other work on a tile is done while it is in the cache.
+So their rounding doesn't depend on the number of threads, and a kernel does its other work on a tile while that is in
+the cache.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ NS_PER_FLOP = 1 / 60  # of a matrix product on one thread
 
 
 def tile_rows(rows: int, *weights: Array) -> int:
-    """How many of the rows a tile has that is multiplied by the weights."""
+    """How many rows a tile has, if it is multiplied by the weights."""
     widest = max(1, *(max(weight.shape) for weight in weights))
     return even_step(rows, max(1, min(TILE_ROWS, TILE_NUMBERS // widest)))
 
 
 def over_products(body: Callable[[int, int], object], rows: int, *weights: Array, step: int = 0) -> None:
-    """Run ``body(start, stop)`` on tiles of rows, of ``step`` if that is given, that it multiplies by the weights."""
+    """Run ``body(start, stop)``, which multiplies by the weights, on tiles of ``step`` or :func:`tile_rows` rows."""
     step = step or tile_rows(rows, *weights)
     tasks = [partial(body, start, min(start + step, rows)) for start in range(0, rows, step)]
     with blas_threads(1):

@@ -9,7 +9,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, cast_to
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
-from minigrad.kernels.normed_rows import inverse_rms, normalize, pull_back
+from minigrad.kernels.normed_rows import inverse_rms, normalize, normalize_backward
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
 from minigrad.ops import astype, mean, sqrt
 
@@ -19,6 +19,7 @@ def _torch(t: Any, x: Any, normalized_shape: Any = None, weight: Any = None, eps
 
 
 @fused(
+    precision="wide",
     torch=_torch,
     numpy=False,
     samples=[sample((2, 3)), sample((2, 3, 4), [3, 4], (3, 4)), sample((3, 5), None, (5,), 0.1)],
@@ -26,8 +27,8 @@ def _torch(t: Any, x: Any, normalized_shape: Any = None, weight: Any = None, eps
 def rms_norm(x: Array, normalized_shape: Any = None, weight: Array | None = None, eps: float = 1e-5) -> Array:
     """Divide each row by its root mean square: ``y = x / √(mean(x²) + eps) · weight``.
 
-    x (..., *normalized_shape); normalized_shape, an int or a tuple, is by default that of the weight, else the last
-    axis. weight has the normalized shape; None is 1. Half precision is computed in float32 and rounded once. Zhang and
+    x is (..., *normalized_shape). normalized_shape is an int or a tuple, by default the shape of the weight, else the
+    last axis. A weight of None is 1. Half precision is computed in float32 and rounded once. Zhang and
     Sennrich, "Root Mean Square Layer Normalization" (2019). Shapes that don't fit raise a ShapeError.
 
     >>> print(rms_norm(np.array([3.0, 4.0, 0.0, 0.0]), eps=0.0))
@@ -43,13 +44,13 @@ def rms_norm(x: Array, normalized_shape: Any = None, weight: Array | None = None
 def _forward(x: Any, normalized_shape: Any, weight: Any, eps: float) -> tuple[Array, dict[str, Any]]:
     axes = len(normalized(x, normalized_shape, eps, weight=weight))
     dtype, work = dtypes(x, weight)
-    rows, gain = as_matrix(x, work, axes), None if weight is None else as_matrix(weight, work, axes)[0]
+    rows, scale = as_matrix(x, work, axes), None if weight is None else as_matrix(weight, work, axes)[0]
     out, inverse = np.empty(np.shape(x), work), np.empty(len(rows), work)
     result = matrix_of(out, axes)
 
     def body(a: int, b: int) -> None:
         inverse_rms(rows[a:b], eps, inverse[a:b])
-        normalize(rows[a:b], gain, inverse[a:b], result[a:b])
+        normalize(rows[a:b], scale, inverse[a:b], result[a:b])
 
     over_rows(body, rows, arrays=2, ns=1.0)
     return cast_to(out, dtype), {"inverse": inverse}
@@ -62,14 +63,14 @@ def _backward(
     axes = len(normalized(x, normalized_shape, weight=weight))
     work = inverse.dtype
     rows, up = as_matrix(x, work, axes), as_matrix(g, work, axes)
-    gain = np.ones(rows.shape[1], work) if weight is None else as_matrix(weight, work, axes)[0]
+    scale = np.ones(rows.shape[1], work) if weight is None else as_matrix(weight, work, axes)[0]
     gx = np.empty(x.shape, work)
     result = matrix_of(gx, axes)
     shares: dict[int, Array] = {}
 
     def body(a: int, b: int) -> None:
-        shares[a] = pull_back(up[a:b], rows[a:b], gain, inverse[a:b], result[a:b] if needs[0] else None)
+        shares[a] = normalize_backward(up[a:b], rows[a:b], scale, inverse[a:b], result[a:b] if needs[0] else None)
 
     over_rows(body, rows, arrays=4, ns=2.0)
-    gweight = cast_to(total(shares, gain), weight.dtype).reshape(weight.shape) if needs[1] else None
+    gweight = cast_to(total(shares, scale), weight.dtype).reshape(weight.shape) if needs[1] else None
     return cast_to(gx, x.dtype) if needs[0] else None, gweight

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, is_floating
-from minigrad.engine.backward import unbroadcast
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
@@ -61,27 +61,10 @@ def apply_rope(x: Array, cos: Array, sin: Array, layout: str = "interleaved") ->
     """
     _check(x, cos, sin, layout)
     wide = accumulator(x.dtype)
-    wide_x, cos, sin = x.astype(wide, copy=False), cos.astype(wide, copy=False), sin.astype(wide, copy=False)
+    cos, sin = cos.astype(wide, copy=False), sin.astype(wide, copy=False)
     if array_module(x) is not np:
         return gpu_rope.turned(x, cos, sin, layout)
-    return _turned(wide_x, cos, sin, layout).astype(x.dtype, copy=False)
-
-
-def _check(x: Any, cos: Any, sin: Any, layout: str) -> None:
-    if layout not in ("interleaved", "half"):
-        hint = "'interleaved' turns neighbours, 'half' those half a row apart"
-        raise ArgumentError("layout 'interleaved' or 'half'", repr(layout), hint)
-    if not all(is_floating(array.dtype) for array in (x, cos, sin)):
-        hint = "astype('float32') first"
-        raise DTypeError("floating-point x, cos and sin", f"{x.dtype}, {cos.dtype} and {sin.dtype}", hint)
-    if x.ndim < 1 or x.shape[-1] % 2:
-        raise ShapeError("x of shape (..., seq, d) with an even d", f"shape {x.shape}", "features are turned in pairs")
-    full = (*x.shape[:-1], x.shape[-1] // 2)
-    for name, table in (("cos", cos), ("sin", sin)):
-        padded = (1,) * (len(full) - table.ndim) + table.shape
-        if len(padded) > len(full) or any(size not in (1, n) for size, n in zip(padded, full, strict=True)):
-            hint = "cut the tables to the positions of x: cos[start : start + seq]"
-            raise ShapeError(f"{name} that broadcasts to {full}", f"{name} {table.shape}, x {x.shape}", hint)
+    return _turned(x.astype(wide, copy=False), cos, sin, layout).astype(x.dtype, copy=False)
 
 
 def _cos_rule(g: Any, x: Any, cos_shape: Any, layout: str) -> Any:
@@ -99,6 +82,23 @@ def _wide_pairs(x: Any, layout: str) -> tuple[Any, Any]:
 
 
 apply_rope.defvjp(lambda g, cos, sin, layout: apply_rope(g, cos, -sin, layout), _cos_rule, _sin_rule)
+
+
+def _check(x: Any, cos: Any, sin: Any, layout: str) -> None:
+    if layout not in ("interleaved", "half"):
+        hint = "'interleaved' turns neighbours, 'half' those half a row apart"
+        raise ArgumentError("layout 'interleaved' or 'half'", repr(layout), hint)
+    if not all(is_floating(array.dtype) for array in (x, cos, sin)):
+        hint = "astype('float32') first"
+        raise DTypeError("floating-point x, cos and sin", f"{x.dtype}, {cos.dtype} and {sin.dtype}", hint)
+    if x.ndim < 1 or x.shape[-1] % 2:
+        raise ShapeError("x of shape (..., seq, d) with an even d", f"shape {x.shape}", "features are turned in pairs")
+    full = (*x.shape[:-1], x.shape[-1] // 2)
+    for name, table in (("cos", cos), ("sin", sin)):
+        padded = (1,) * (len(full) - table.ndim) + table.shape
+        if len(padded) > len(full) or any(size not in (1, n) for size, n in zip(padded, full, strict=True)):
+            hint = "cut the tables to the positions of x: cos[start : start + seq]"
+            raise ShapeError(f"{name} that broadcasts to {full}", f"{name} {table.shape}, x {x.shape}", hint)
 
 
 # ---- the NumPy kernel -----------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def _turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
 
 
 def _for_long_loops(x: Array, out: Array, table: Array) -> tuple[Array, Array, Array]:
-    """The three with their axes in the memory order of x, and the table repeated along the inner ones."""
+    """All three, with their axes in the memory order of x and the table repeated along the inner axes."""
     order = sorted(range(x.ndim - 1), key=lambda axis: (x.shape[axis] > 1, -abs(x.strides[axis])))
     ones = (0,) * min(sum(size == 1 for size in x.shape[:-1]), x.ndim - 2)
     x, out, table = (array.transpose(*order, -1)[ones] for array in (x, out, table))
@@ -135,7 +135,7 @@ def _for_long_loops(x: Array, out: Array, table: Array) -> tuple[Array, Array, A
 
 
 def _repeated(table: Array, x: Array) -> Array:
-    """The table repeated along the inner axes of x, so that loops run on; unless that costs more than it saves."""
+    """The table, repeated along the inner axes of x so that loops are long, unless that costs more than it saves."""
     first = next((axis for axis, size in enumerate(table.shape[:-1]) if size > 1), 0)
     shape = (*table.shape[:first], *x.shape[first:-1], table.shape[-1])
     full = np.broadcast_to(table, shape)

@@ -1,4 +1,4 @@
-"""What the row-wise kernels share: a tensor as a matrix, tiles of its rows, and exponentials that can't overflow."""
+"""Tools of the row-wise kernels: a tensor as a matrix, tiles of its rows, and exponentials that can't overflow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def matrix_of(out: Array, axes: int = 1) -> Array:
 def over_rows(body: Callable[[int, int], object], matrix: Array, arrays: int, ns: float) -> None:
     """Run ``body(start, stop)`` on tiles of rows that touch ``arrays`` of the size of ``matrix``, ``ns`` an element.
 
-    BLAS runs on one thread inside, so that no sum depends on the number of threads.
+    Inside, BLAS runs on one thread, so that no sum depends on the number of threads.
     """
     rows, width = matrix.shape
     with blas_threads(1):
@@ -84,7 +84,7 @@ def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
 
 
 def normalized(x: Any, normalized_shape: Any, eps: float = 0.0, **parameters: Any) -> tuple[int, ...]:
-    """The trailing shape that a normalisation works over: given, or that of its parameters, or the last axis."""
+    """The last axes that a normalisation works over: those given, or as many as its parameters have, or one."""
     check_eps(eps)
     given = [(name, p) for name, p in parameters.items() if p is not None]
     if normalized_shape is None:

@@ -27,7 +27,7 @@ def _shifted(x: Array, axis: int) -> tuple[Array, Array, Array]:
     return shifted, weights, sum(weights, axis, True)
 
 
-@fused(torch=lambda t, x, axis=-1: t.softmax(x, axis), numpy=False, samples=_samples)
+@fused(precision="wide", torch=lambda t, x, axis=-1: t.softmax(x, axis), numpy=False, samples=_samples)
 def softmax(x: Array, axis: int = -1) -> Array:
     """``e^x / Σ e^x`` along ``axis``: positive numbers that sum to 1.
 
@@ -69,7 +69,7 @@ def _softmax_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]
     return (_home(gx, axis, x_dtype),)
 
 
-@fused(torch=lambda t, x, axis=-1: t.log_softmax(x, axis), numpy=False, samples=_samples)
+@fused(precision="wide", torch=lambda t, x, axis=-1: t.log_softmax(x, axis), numpy=False, samples=_samples)
 def log_softmax(x: Array, axis: int = -1) -> Array:
     """``x - ln Σ e^x`` along ``axis``: the logarithm of softmax, exact where that would be 0.
 

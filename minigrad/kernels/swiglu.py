@@ -1,4 +1,4 @@
-"""SiLU and SwiGLU: the logistic function costs one exponential, and is kept for the backward pass."""
+"""SiLU and SwiGLU: the logistic function costs one exponential. A node keeps it for the backward pass."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The feed-forward layer of LLaMA in one: while a tile of rows is in the cache it goes through all three matrices.
 
-Of the four arrays as wide as the hidden layer only two are kept for the backward pass, ``gate = n w1ᵀ`` and
-``up = n w3ᵀ``; the gated units are made from them again, which costs one exponential each. With ``recompute`` none is
-kept, and these two products are done once more, in the same tiles. The gradients of gate and up exist for a chunk of
-rows at a time. n are the rows of x, normalised on the way where a gain is given.
+The rows n are those of x, normalised on the way if a norm_weight is given. Four arrays are as wide as the hidden layer.
+Two of them are kept for the backward pass, ``gate = n w1ᵀ`` and ``up = n w3ᵀ``, and it makes the gated units again, at
+the cost of one exponential each. With ``recompute`` none is kept, and it computes these two products again, in the same
+tiles. The gradients of gate and up exist for a chunk of rows at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.errors import ShapeError
 from minigrad.kernels.linear import linear
-from minigrad.kernels.normed_rows import NormedRows, check_gain, rounded_gradients
+from minigrad.kernels.normed_rows import NormedRows, check_norm, rounded_gradients
 from minigrad.kernels.products import TILE_NUMBERS, add_product, add_products, over_products, tile_rows
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of
@@ -29,10 +29,10 @@ CHUNK = 4 * TILE_NUMBERS  # numbers of a hidden array whose gradients exist at o
 
 
 def _torch(
-    t: Any, x: Any, w1: Any, w3: Any, w2: Any, gain: Any = None, eps: float = 1e-5, recompute: bool = False
+    t: Any, x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any = None, eps: float = 1e-5, recompute: bool = False
 ) -> Any:
     linear = t.nn.functional.linear
-    x = x if gain is None else t.nn.functional.rms_norm(x, gain.shape, gain, eps)
+    x = x if norm_weight is None else t.nn.functional.rms_norm(x, norm_weight.shape, norm_weight, eps)
     return linear(t.nn.functional.silu(linear(x, w1)) * linear(x, w3), w2)
 
 
@@ -47,63 +47,59 @@ _samples = [
 def _flops(x: Array, w1: Array, out: Array, recompute: bool, wrt: frozenset[str]) -> tuple[float, float]:
     """Three products; then two for the gradients of each, where they are needed, and two that are done again."""
     wide, narrow = 2 * x.size * len(w1), 2 * out.size * len(w1)
-    rows, units = bool(wrt & {"x", "gain"}), bool(wrt & {"x", "gain", "w1", "w3"})
+    rows, units = bool(wrt & {"x", "norm_weight"}), bool(wrt & {"x", "norm_weight", "w1", "w3"})
     again = 2 * wide if recompute else 0
     back = again + wide * (("w1" in wrt) + ("w3" in wrt) + 2 * rows) + narrow * (("w2" in wrt) + units)
     return 2 * wide + narrow, back
 
 
-@fused(torch=_torch, numpy=False, samples=_samples, flops=_flops)
+@fused(precision="low", wide_part="norm_weight", torch=_torch, numpy=False, samples=_samples, flops=_flops)
 def swiglu_ffn(
-    x: Array,
-    w1: Array,
-    w3: Array,
-    w2: Array,
-    gain: Array | None = None,
-    eps: float = 1e-5,
+    x: Array, w1: Array, w3: Array, w2: Array, norm_weight: Array | None = None, eps: float = 1e-5,
     recompute: bool = False,
-) -> Array:
-    """``w2 (silu(w1 n) · w3 n)`` for each row, n = ``rms_norm(x, weight=gain)``, or x itself if gain is None.
+) -> Array:  # fmt: skip
+    """``w2 (silu(w1 n) · w3 n)`` for each row, n being ``rms_norm(x, weight=norm_weight)``, or x without a norm_weight.
 
-    A feed-forward layer of gated units. x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff), gain (d_in,); the
-    result is (..., d_out). Half precision is computed in float32 and rounded once. Shapes that don't fit raise a
-    ShapeError. Shazeer, "GLU Variants Improve Transformer" (2020), eq. 6.
+    A feed-forward layer of gated units. x is (..., d_in), w1 and w3 are (d_ff, d_in), w2 is (d_out, d_ff), norm_weight
+    is (d_in,); the result is (..., d_out). Half precision is computed in float32 and rounded once. Raises a ShapeError
+    for shapes that don't fit. Shazeer, "GLU Variants Improve Transformer" (2020), eq. 6.
 
-    recompute: keep none of two arrays of d_ff numbers a row for the backward pass, and do two products once more there,
-    11 instead of 9 in all; result and gradients are the same bits. A GPU ignores it.
+    recompute: two arrays of d_ff numbers a row are not kept; the backward pass computes them again, in 11 products
+    instead of 9 in all. Result and gradients are the same bits. A GPU ignores it.
 
     >>> print(swiglu_ffn(np.array([1.0]), np.array([[2.0]]), np.array([[10.0]]), np.array([[1.0]])).round(3))
     [17.616]
     """
-    _check(x, w1, w3, w2, gain, eps)
-    n = x if gain is None else rms_norm(x, None, gain, eps)
+    _check(x, w1, w3, w2, norm_weight, eps)
+    n = x if norm_weight is None else rms_norm(x, None, norm_weight, eps)
     return linear(swiglu(linear(n, w1), linear(n, w3)), w2)
 
 
-def _check(x: Any, w1: Any, w3: Any, w2: Any, gain: Any, eps: float) -> None:
+def _check(x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float) -> None:
     shapes = [np.shape(w) for w in (w1, w3, w2)]
     fit = all(len(shape) == 2 for shape in shapes) and np.shape(x)[-1:] == shapes[0][1:]
     if not fit or shapes[0] != shapes[1] or shapes[2][1] != shapes[0][0]:
         got = f"{np.shape(x)}, {shapes[0]}, {shapes[1]} and {shapes[2]}"
         hint = "a weight is (outputs, inputs), as that of nn.Linear"
         raise ShapeError("x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff)", got, hint)
-    check_gain(x, gain, eps)
+    check_norm(x, norm_weight, eps)
 
 
 @swiglu_ffn.defforward
 def _forward(
-    x: Any, w1: Any, w3: Any, w2: Any, gain: Any, eps: float, recompute: bool, needs: tuple[bool, ...] = (False,) * 5
-) -> tuple[Array, dict[str, Any]]:
-    _check(x, w1, w3, w2, gain, eps)
-    dtype, work = dtypes(x, w1, w3, w2, gain)
-    source, (w1, w3, w2) = NormedRows(x, gain, work, eps), (as_matrix(w, work) for w in (w1, w3, w2))
+    x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float, recompute: bool,
+    needs: tuple[bool, ...] = (False,) * 5,
+) -> tuple[Array, dict[str, Any]]:  # fmt: skip
+    _check(x, w1, w3, w2, norm_weight, eps)
+    dtype, work = dtypes(x, w1, w3, w2, norm_weight)
+    source, (w1, w3, w2) = NormedRows(x, norm_weight, work, eps), (as_matrix(w, work) for w in (w1, w3, w2))
     out, keep = np.empty((*np.shape(x)[:-1], len(w2)), work), any(needs) and not recompute
     result = matrix_of(out)
-    gate, up = kept = np.empty((2, len(source.rows) if keep else 0, len(w1)), work)
+    gate, up = hidden = np.empty((2, len(source.rows) if keep else 0, len(w1)), work)
 
     def body(a: int, b: int) -> None:
         n, h = source.tile(a, b), scratch((b - a, len(w1)), work, "rows")
-        g, u = kept[:, a:b] if keep else [scratch(h.shape, work, "more rows")] * 2
+        g, u = hidden[:, a:b] if keep else [scratch(h.shape, work, "more rows")] * 2
         np.matmul(n, w1.T, out=g)
         logistic(g, out=h)
         h *= g
@@ -114,13 +110,14 @@ def _forward(
     return cast_to(out, dtype), {"gate": gate, "up": up, "inverse": source.inverse}
 
 
-@swiglu_ffn.defbackward("x", "w1", "w3", "w2", "gain")
+@swiglu_ffn.defbackward("x", "w1", "w3", "w2", "norm_weight")
 def _backward(
-    g: Any, x: Any, w1: Any, w3: Any, w2: Any, gain: Any, gate: Any, up: Any, inverse: Any, needs: tuple[bool, ...]
-) -> tuple[Array | None, ...]:
-    """With h = silu(gate) up: dw2 = gᵀ h, dw1 = dgateᵀ n, dw3 = dupᵀ n. gate and up are empty if none were kept."""
+    g: Any, x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, gate: Any, up: Any, inverse: Any,
+    needs: tuple[bool, ...],
+) -> tuple[Array | None, ...]:  # fmt: skip
+    """With h = silu(gate) up: dw2 = gᵀ h, dw1 = dgateᵀ n, dw3 = dupᵀ n. With recompute gate and up are empty."""
     work = gate.dtype
-    source, upstream = NormedRows(x, gain, work, inverse=inverse), as_matrix(g, work)
+    source, upstream = NormedRows(x, norm_weight, work, inverse=inverse), as_matrix(g, work)
     gx = np.empty(x.shape, work) if needs[0] or needs[4] else None
     new = np.empty if len(upstream) else np.zeros  # the first chunk writes them
     weights = [new(w.shape, work) if need else None for w, need in zip((w1, w3, w2), needs[1:4], strict=True)]
@@ -131,32 +128,26 @@ def _backward(
         n, h, dgate, dup = _through_units(source, chunk, tile, upstream, gate, up, (w1, w3, w2), gx)
         products = zip(weights, (dgate.T, dup.T, upstream[chunk].T), (n, n, h), strict=True)
         add_products([(out, a, b) for out, a, b in products if out is not None], fresh=start == 0)
-    gradients = (gx if needs[0] else None, *weights, source.gain_gradient() if needs[4] else None)
-    return rounded_gradients(gradients, (x, w1, w3, w2, gain))
+    gradients = (gx if needs[0] else None, *weights, source.weight_gradient() if needs[4] else None)
+    return rounded_gradients(gradients, (x, w1, w3, w2, norm_weight))
 
 
 def _through_units(
-    source: NormedRows,
-    chunk: slice,
-    step: int,
-    g: Array,
-    gate: Array,
-    up: Array,
-    weights: Sequence[Any],
+    source: NormedRows, chunk: slice, step: int, g: Array, gate: Array, up: Array, weights: Sequence[Any],
     gx: Array | None,
-) -> tuple[Array, Array, Array, Array]:
-    """n, h and the gradients of gate and up for a chunk of rows, in tiles of ``step``; those of x are written to gx.
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """n, h and the gradients of gate and up for a chunk of rows, in tiles of ``step``; writes the gradient of x to gx.
 
     dh = g w2, dup = dh silu(gate), dgate = dh up silu'(gate), dn = dgate w1 + dup w3.
     """
     work, start = gate.dtype, chunk.start
     w1, w3, w2 = (as_matrix(w, work) for w in weights)
     shape = (chunk.stop - start, len(w1))
-    n, result = source.place(start, chunk.stop), None if gx is None else matrix_of(gx)
+    n, result = source.buffer(start, chunk.stop), None if gx is None else matrix_of(gx)
     hidden, dgate, dup = np.empty((3, *shape), work)
 
     def units(a: int, b: int) -> tuple[Array, Array]:
-        """Gate and up of a tile; those made anew lie where their gradients will."""
+        """Gate and up of a tile; if they are computed again, where their gradients will be written."""
         if len(gate):
             return gate[start + a : start + b], up[start + a : start + b]
         return np.matmul(n[a:b], w1.T, out=dgate[a:b]), np.matmul(n[a:b], w3.T, out=dup[a:b])
@@ -164,7 +155,7 @@ def _through_units(
     def body(a: int, b: int) -> None:
         dh, sigma = (scratch((b - a, len(w1)), work, key) for key in ("rows", "more rows"))
         tile, h, dg, du = slice(start + a, start + b), hidden[a:b], dgate[a:b], dup[a:b]
-        source.refill(tile.start, tile.stop, n[a:b])
+        source.write(tile.start, tile.stop, n[a:b])
         x, y = units(a, b)
         np.matmul(g[tile], w2, out=dh)
         logistic(x, out=sigma)
@@ -179,7 +170,7 @@ def _through_units(
             dx = result[tile]
             np.matmul(dg, w1, out=dx)
             add_product(dx, du, w3, fresh=False)
-            source.pull(tile.start, tile.stop, dx)
+            source.backward(tile.start, tile.stop, dx)
 
     over_products(body, shape[0], w1, w3, w2, step=step)
     return n, hidden, dgate, dup

@@ -13,7 +13,7 @@ import numpy as np
 
 from minigrad.backend import complaint, is_array, is_bfloat16
 from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
-from minigrad.messages.explain import axis_error, describe
+from minigrad.messages.explain import describe
 
 Check: TypeAlias = Callable[[Any, str], Any]  # (value, what it is) to the value in the form that the function takes
 
@@ -69,25 +69,22 @@ def holds_tensors(value: Any) -> bool:
     return bool(getattr(value, "_requires_grad", False))
 
 
-def as_operands(values: Any, what: str) -> list[Any]:
-    """A list of arrays, tensors or numbers."""
+def as_list(values: Any, what: str) -> list[Any]:
+    """A list of what are arrays, tensors or numbers, which is left to who takes them one by one."""
     if not isinstance(values, Iterable) or isinstance(values, str | dict):
         raise CallError(f"a list of arrays for {what}", describe(values), "put a single one into a list: [x]")
-    return [as_operand(value, what) for value in values]
+    return list(values)
 
 
 def as_int(value: Any, what: str) -> int:
     """A whole number: an int, or anything that can be an index; no boolean."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-        raise CallError(f"a whole number for {what}", describe(value), _number_hint(value))
     try:
-        return operator.index(value)
+        if not isinstance(value, bool | np.bool_):
+            return operator.index(value)
     except TypeError:
-        raise CallError(f"a whole number for {what}", describe(value), _number_hint(value)) from None
-
-
-def _number_hint(value: Any) -> str:
-    return "int() cuts the fraction off" if isinstance(value, float | np.floating) else "such as 1"
+        pass
+    hint = "int() cuts the fraction off" if isinstance(value, float | np.floating) else "such as 1"
+    raise CallError(f"a whole number for {what}", describe(value), hint)
 
 
 def axes(value: Any, what: str) -> Any:
@@ -107,7 +104,7 @@ def normal_axis(axis: Any, ndim: int) -> int:
     """
     place = as_int(axis, "an axis")
     if not -ndim <= place < ndim:
-        raise axis_error(place, ndim)
+        raise np.exceptions.AxisError(place, ndim)  # told, as NumPy's own is, of the call that was given the axis
     return place % ndim
 
 
@@ -143,7 +140,7 @@ def optional(check: Check) -> Check:
 CHECKS: dict[str, Check] = {
     "Array": as_operand,
     "Array | None": optional(as_operand),
-    "Sequence[Array]": as_operands,
+    "Sequence[Array]": as_list,
     "int": as_int,
     "int | None": optional(as_int),
     "Axes": axes,

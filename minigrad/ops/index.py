@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module, array_of, is_array, is_half, to_device_of
-from minigrad.engine.backward import unbroadcast
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module, is_half
-from minigrad.engine.backward import unbroadcast
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
@@ -47,7 +47,7 @@ _products = [
 ]
 
 
-@primitive(samples=_products, flops=lambda x, out: 2 * out.size * x.shape[-1])
+@primitive(precision="low", samples=_products, flops=lambda x, out: 2 * out.size * x.shape[-1])
 def matmul(x: Array, y: Array) -> Array:
     """Matrix product ``x @ y`` over the last two axes, the others broadcast; 1-D arrays are a row and a column.
 
@@ -198,6 +198,7 @@ def _einsum_flops(operands: Sequence[Array], subscripts: str) -> float:
 @primitive(
     part_of="einsum",
     sequence=True,
+    precision="low",
     samples=[sample([(2, 3), (3, 2)], "ij,jk->ki"), sample([(2, 2, 3), (3,)], "iij,k->ji")],
     flops=_einsum_flops,
 )

@@ -63,7 +63,7 @@ def chosen(x: Array, mask: Array | None, neutral: float = 0) -> Array:
 # ---- sums and means -------------------------------------------------------------------------------------------------
 
 
-@primitive(samples=over_axes)
+@primitive(precision="wide", samples=over_axes)
 def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
     """Sum ``Σ x`` over ``axis`` (an int, a tuple, or all).
 
@@ -80,7 +80,7 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
 sum.defvjp(lambda g, x_shape, axis, keepdims, where: masked(broadcast_back(g, x_shape, axis, keepdims), where))
 
 
-@primitive(samples=over_axes)
+@primitive(precision="wide", samples=over_axes)
 def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
     """Mean ``(1/n) Σ x`` over ``axis``; NaN of nothing.
 
@@ -113,7 +113,7 @@ mean.defvjp(_mean_rule)
 _ddof = [*over_axes, sample((2, 3), axis=1, ddof=1)]
 
 
-@primitive(samples=_ddof)
+@primitive(precision="wide", samples=_ddof)
 def var(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Array | None = None) -> Array:
     """Variance ``Σ (x - mean)² / (n - ddof)`` over ``axis``; a large offset of all x costs no digits.
 
@@ -162,7 +162,7 @@ var.defvjp(
 )
 
 
-@primitive(samples=_ddof)
+@primitive(precision="wide", samples=_ddof)
 def std(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Array | None = None) -> Array:
     """Standard deviation, the root of ``var``; its gradient is 0 where it is 0.
 
@@ -182,7 +182,11 @@ std.defvjp(
 # ---- norms ----------------------------------------------------------------------------------------------------------
 
 
-@primitive(part_of="norm", samples=[sample((2, 3), axis=1, keepdims=False), sample((2, 3), axis=None, keepdims=True)])
+_squares = [sample((2, 3), axis=1, keepdims=False), sample((2, 3), axis=None, keepdims=True)]
+_powers = [sample((2, 3), ord=p, axis=1, keepdims=False) for p in (3, 0.5, -1)]
+
+
+@primitive(precision="wide", part_of="norm", samples=_squares)
 def root_sum_square(x: Array, axis: Axes, keepdims: bool) -> Array:
     """``√(Σ x²)``; its gradient x / norm is 0 where the norm is 0."""
     xp = array_module(x)
@@ -196,7 +200,7 @@ root_sum_square.defvjp(
 )
 
 
-@primitive(part_of="norm", kinks=(0,), samples=[sample((2, 3), ord=p, axis=1, keepdims=False) for p in (3, 0.5, -1)])
+@primitive(precision="wide", part_of="norm", kinks=(0,), samples=_powers)
 def root_sum_power(x: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
     """``(Σ |x|^p)^(1/p)`` for any p but 0 and ±∞; an element that is 0 receives the gradient 0."""
     xp = array_module(x)
@@ -338,7 +342,7 @@ def amin(x: Array, axis: Axes = None, keepdims: bool = False, where: Any = None,
     return min(x, axis, keepdims, where, initial)
 
 
-@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0, keepdims=True)])
+@primitive(precision="wide", samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0, keepdims=True)])
 def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     """``ln Σ e^x`` over ``axis`` without overflow; its gradient is the softmax, 0 in a row of only -∞.
 

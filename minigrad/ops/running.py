@@ -19,7 +19,7 @@ __all__ = ["cumprod", "cumsum", "prod"]
 # ---- products -------------------------------------------------------------------------------------------------------
 
 
-@primitive(samples=over_axes)
+@primitive(precision="wide", samples=over_axes)
 def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
     """Product ``Π x`` over ``axis``; the gradient, the product of the others, is exact with zeros.
 
@@ -62,7 +62,7 @@ def _running(x: Array) -> Any:
     return np.float32 if is_half(x.dtype) else None
 
 
-@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
+@primitive(precision="wide", samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
 def cumsum(x: Array, axis: int | None = None) -> Array:
     """Running sums along ``axis`` (of the flattened array for None).
 
@@ -83,7 +83,7 @@ def _cumsum_rule(g: Array, x_shape: Any, axis: int | None) -> Array:
 cumsum.defvjp(_cumsum_rule)
 
 
-@primitive(samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
+@primitive(precision="wide", samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
 def cumprod(x: Array, axis: int | None = None) -> Array:
     """Running products along ``axis`` (of the flattened array for None); the gradient is exact with zeros.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, Axes, array_module
-from minigrad.engine.backward import unbroadcast
+from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, AxisError, ShapeError

@@ -12,7 +12,7 @@ import torch
 import minigrad as mg
 import optim
 from minigrad.backend import is_array
-from minigrad.engine.core import Node, Primitive
+from minigrad.engine.core import Node, Primitive, SequencePrimitive
 from minigrad.engine.registry import Composite, sample
 from minigrad.errors import CallError, DTypeError, GraphError, MiniGradError, ShapeError
 
@@ -358,6 +358,33 @@ def test_28_generators_run_in_their_mode_and_leave_the_callers():
     assert mg.is_grad_enabled()
 
 
+def test_a_block_in_a_decorated_generator_stays_in_it():
+    @mg.enable_grad()
+    def steps():
+        with mg.no_grad():
+            yield mg.is_grad_enabled()
+        yield mg.is_grad_enabled()
+
+    generator = steps()
+    assert next(generator) is False
+    assert mg.is_grad_enabled()
+    with mg.no_grad():
+        assert next(generator) is True
+    assert mg.is_grad_enabled()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_quiet_blocks_that_overlap_put_numpys_warnings_back(first):
+    before = np.geterr()
+    opened = [mg.autocast("float16"), mg.autocast("float16")]
+    for block in opened:
+        block.__enter__()
+    opened[first].__exit__(None, None, None)
+    assert np.geterr()["over"] == "ignore"
+    opened[1 - first].__exit__(None, None, None)
+    assert np.geterr() == before
+
+
 def test_28_each_thread_has_its_own_mode():
     seen = []
     with mg.no_grad():
@@ -616,7 +643,7 @@ def weighted():
     def weighted(arrays, factor=1.0):
         return factor * sum((k + 1) * a * a for k, a in enumerate(arrays))
 
-    return Primitive(weighted, sequence=True).defvjp(
+    return SequencePrimitive(weighted).defvjp(
         lambda g, arrays, factor: [factor * g * 2 * (k + 1) * a for k, a in enumerate(arrays)]
     )
 
@@ -631,6 +658,24 @@ def test_primitives_of_a_list():
     np.testing.assert_allclose(x.grad, 2 * 2 * 5 * X)
     assert is_array(made([X, Y]))
     assert not made([y, Y]).requires_grad
+
+
+def test_a_node_of_a_list_has_an_argument_for_each_part():
+    x, y = leaf(X), mg.Tensor(Y)
+    node = weighted()([x, y, x]).node
+    assert node.primitive.names == ("arrays[0]", "arrays[1]", "arrays[2]", "factor")
+    assert node.plan.names == node.primitive.names
+    assert node.parents == (x, x)
+
+
+def test_a_change_by_hand_is_noted():
+    x, w = leaf(X), mg.Tensor(Y)
+    out = (x * w).sum()
+    w.data[...] = 0
+    w.bump_version()
+    with pytest.raises(GraphError, match="data changed since"):
+        out.backward()
+    assert type(w.size) is int
 
 
 def softcap():

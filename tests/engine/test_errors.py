@@ -1,7 +1,8 @@
 """What every misuse says, and that nothing goes wrong in silence.
 
-``docs/errors.md`` is the table: each entry is a snippet, the kind of error that it raises, and the whole text. It is
-read as it stands. ``<…>`` stands for what differs between machines.
+``errors.txt``, beside this file, is the list: each entry is a snippet, the kind of error that it raises, and the whole
+text. It is read as it stands. ``<…>`` stands for what differs between machines. ``PYTHONPATH=. python
+tests/engine/test_errors.py`` writes the texts of today into it, where they differ.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import os
 import pickle
 import re
 import stat
+import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +36,9 @@ from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, CallError, DTypeError, GraphError, MiniGradError
 from minigrad.messages.habits import NAMES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
+LIST = Path(__file__).with_name("errors.txt")
 
 
 class Entry(NamedTuple):
@@ -46,9 +50,8 @@ class Entry(NamedTuple):
 
 
 def entries() -> list[Entry]:
-    """The entries of the page: in its fenced blocks, each an unindented snippet and an indented error."""
-    blocks = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    found = re.findall(r"^(\S.*)\n    (\w+)\n((?:    .*\n)+)", "\n".join(blocks), re.MULTILINE)
+    """The entries of the list, each an unindented snippet and an indented error."""
+    found = re.findall(r"^(\S.*)\n    (\w+)\n((?:    .*\n)+)", LIST.read_text(), re.MULTILINE)
     return [
         Entry(snippet, kind, re.sub(r"^    ", "", text.rstrip(), flags=re.MULTILINE)) for snippet, kind, text in found
     ]
@@ -93,6 +96,21 @@ def same(text: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("<…>"))), text, re.DOTALL) is not None
 
 
+def rewrite() -> None:
+    """Put the texts of today into the page; kinds must be those that it says."""
+    page = LIST.read_text()
+    for entry in entries():
+        try:
+            exec(entry.snippet, names())
+        except MiniGradError as error:
+            assert type(error).__name__ == entry.kind, entry
+            if not same(str(error), entry.text):
+                old, new = (textwrap.indent(f"{entry.kind}\n{text}\n", "    ") for text in (entry.text, str(error)))
+                assert page.count(f"\n{entry.snippet}\n{old}") == 1, entry
+                page = page.replace(f"\n{entry.snippet}\n{old}", f"\n{entry.snippet}\n{new}")
+    LIST.write_text(page)
+
+
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.snippet)
 def test_misuse(entry: Entry) -> None:
     """The snippet raises the kind of error that the page says, with exactly that text, in its three parts."""
@@ -119,7 +137,7 @@ def test_every_error_has_a_hint() -> None:
 
 def test_a_text_that_differs_is_noticed() -> None:
     assert same("Got: 3, in /tmp/a", "Got: 3, in <…>") and not same("Got: 4, in /tmp/a", "Got: 3, in <…>")
-    assert len(entries()) == len(re.findall(r"^    \w+Error$", PAGE.read_text(), re.MULTILINE)) > 200
+    assert len(entries()) == len(re.findall(r"^    \w+Error$", LIST.read_text(), re.MULTILINE)) > 200
 
 
 def test_kinds_are_what_the_page_says() -> None:
@@ -197,6 +215,18 @@ def test_exceptions_of_the_user_pass_as_they_are() -> None:
         with pytest.raises((TypeError, ValueError), match=r"^mine$") as caught:
             call()
         assert type(caught.value.__cause__) is KeyError
+
+
+def test_the_outermost_call_explains() -> None:
+    """An operation that a user's function calls is told by itself, and NumPy's traceback is not shown."""
+    with pytest.raises(errors.ShapeError, match=r"Got: add\(float64 \(3,\), float32 \(2,\)\)") as caught:
+        mg.vjp(lambda v: v + mg.ones(2), np.ones(3))
+    assert caught.value.__suppress_context__
+    composed = mg.engine.registry.Composite(lambda x: mg.sum(mg.exp(x), axis=2), part_of="composed")
+    with pytest.raises(errors.AxisError, match=r"Got: 2, in sum\(float64 \(3,\), axis=2\)"):
+        composed(np.ones(3))
+    with pytest.raises(errors.AxisError, match=r"Got: 2, in var\(float64 \(3,\), axis=2\)"):
+        mg.var(np.ones(3), axis=2)
 
 
 # ---- what would go wrong in silence ---------------------------------------------------------------------------------
@@ -434,3 +464,10 @@ def test_none_is_no_array(name: str) -> None:
     operation = PRIMITIVES[name]
     with pytest.raises(TypeError, match=r"(?s)Expected: .*None"):
         operation(*[None] * operation.required)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "README.md").write_text("no safetensors")
+        os.chdir(folder)
+        rewrite()

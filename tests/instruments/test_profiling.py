@@ -73,7 +73,7 @@ def test_projections_and_the_feed_forward_layer_count_their_products() -> None:
     """d_in 3, rows 20: a product forward for each weight; backward one for its gradient, one for that of its rows."""
     n = 2 * 20 * 3
     weights = leaf(7, 3), leaf(5, 3), leaf(2, 3)
-    made = lambda x, gain: F.qkv_projection(x, *weights, gain)[0].sum()
+    made = lambda x, norm_weight: F.qkv_projection(x, *weights, norm_weight)[0].sum()
     assert flop(lambda: made(leaf(4, 5, 3), None), "qkv_projection") == (n * 14, 2 * n * 14)
     assert flop(lambda: made(leaf(4, 5, 3, grad=False), leaf(3)), "qkv_projection") == (n * 14, 2 * n * 14)
     assert flop(lambda: made(leaf(4, 5, 3, grad=False), None), "qkv_projection") == (n * 14, n * 14)

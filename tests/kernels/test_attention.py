@@ -21,7 +21,7 @@ import minigrad as mg
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels import attention_tiles
 from minigrad.kernels.attention import attention
-from minigrad.kernels.attention_tiles import kept
+from minigrad.kernels.attention_tiles import dropout_mask
 
 
 def twin(q, k, v, mask=None, is_causal=False, scale=None, window=None):
@@ -288,14 +288,14 @@ def test_dropout_is_that_of_the_definition(shapes, options):
 def test_dropout_is_fair():
     """Shares of rows, columns and of pairs of neighbours are those of independent draws, within five deviations."""
     p, n = 0.3, 500
-    keep = kept(5, np.arange(n), slice(0, n), p)
+    keep = dropout_mask(5, np.arange(n), slice(0, n), p)
     sigma = np.sqrt(p * (1 - p) / n)
     assert np.abs(keep.mean(0) - (1 - p)).max() < 5 * sigma
     assert np.abs(keep.mean(1) - (1 - p)).max() < 5 * sigma
-    both = [keep[1:] & keep[:-1], keep[:, 1:] & keep[:, :-1], keep & kept(6, np.arange(n), slice(0, n), p)]
+    both = [keep[1:] & keep[:-1], keep[:, 1:] & keep[:, :-1], keep & dropout_mask(6, np.arange(n), slice(0, n), p)]
     for pairs in both:
         assert abs(pairs.mean() - (1 - p) ** 2) < 5 / n
-    np.testing.assert_array_equal(keep[100:103, 200:300], kept(5, np.arange(100, 103), slice(200, 300), p))
+    np.testing.assert_array_equal(keep[100:103, 200:300], dropout_mask(5, np.arange(100, 103), slice(200, 300), p))
 
 
 def test_dropout_keeps_the_mean():

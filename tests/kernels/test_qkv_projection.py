@@ -18,14 +18,14 @@ def joined(*args):
 joined.definition = lambda *args: mg.concatenate(qkv_projection.definition(*args), -1)
 
 
-def twin(x, wq, wk, wv, gain=None, eps=1e-5):
-    x = x if gain is None else F.rms_norm(x, gain.shape, gain, eps)
+def twin(x, wq, wk, wv, norm_weight=None, eps=1e-5):
+    x = x if norm_weight is None else F.rms_norm(x, norm_weight.shape, norm_weight, eps)
     return torch.cat([F.linear(x, w) for w in (wq, wk, wv)], -1)
 
 
 def arguments(lead, d_in, widths, normed):
-    x, gain, *weights = random((*lead, d_in), (d_in,), *((width, d_in) for width in widths))
-    return [x, *weights, *([gain, 0.1] if normed else [])]
+    x, norm_weight, *weights = random((*lead, d_in), (d_in,), *((width, d_in) for width in widths))
+    return [x, *weights, *([norm_weight, 0.1] if normed else [])]
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -135,9 +135,9 @@ def test_each_result_has_the_dtype_of_its_own_product():
 
 def test_the_norm_stays_in_float32_under_autocast():
     """x that float16 can't hold is normalised first."""
-    x, w, gain = mg.Tensor([[1e5, 2e5, 3e5]]), mg.Tensor(np.eye(3)), mg.ones(3)
+    x, w, norm_weight = mg.Tensor([[1e5, 2e5, 3e5]]), mg.Tensor(np.eye(3)), mg.ones(3)
     with mg.autocast("float16"):
-        q, _, _ = qkv_projection(x.astype("float32"), *[w.astype("float32")] * 3, gain)
+        q, _, _ = qkv_projection(x.astype("float32"), *[w.astype("float32")] * 3, norm_weight)
     assert q.dtype == np.float16
     np.testing.assert_allclose(q.astype("float64").numpy(), [np.array([1, 2, 3]) / np.sqrt(14 / 3)], rtol=2e-3)
 
@@ -147,8 +147,8 @@ def test_the_norm_stays_in_float32_under_autocast():
     [
         ([(2, 3), (4, 2), (4, 3), (4, 3)], r"Expected: x \(\.\.\., d_in\), wq .*Got: \(2, 3\), \(4, 2\), \(4, 3\) and"),
         ([(2, 3), (4, 3), (3,), (4, 3)], r"wk \(d_k, d_in\)"),
-        ([(2, 3), (4, 3), (4, 3), (4, 3), (4,)], r"Expected: a gain of shape \(3,\).*Got: shape \(4,\)"),
-        ([(3,), (4, 3), (4, 3), (4, 3), (1, 3)], r"Expected: a gain of shape \(3,\).*Got: shape \(1, 3\)"),
+        ([(2, 3), (4, 3), (4, 3), (4, 3), (4,)], r"Expected: a norm_weight of shape \(3,\).*Got: shape \(4,\)"),
+        ([(3,), (4, 3), (4, 3), (4, 3), (1, 3)], r"Expected: a norm_weight of shape \(3,\).*Got: shape \(1, 3\)"),
     ],
 )
 def test_mistakes_are_explained(shapes, said):

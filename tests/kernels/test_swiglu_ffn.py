@@ -8,15 +8,15 @@ from minigrad.kernels import swiglu_ffn as module
 from minigrad.kernels.swiglu_ffn import swiglu_ffn
 
 
-def twin(x, w1, w3, w2, gain=None, eps=1e-5):
+def twin(x, w1, w3, w2, norm_weight=None, eps=1e-5):
     linear = torch.nn.functional.linear
-    x = x if gain is None else torch.nn.functional.rms_norm(x, gain.shape, gain, eps)
+    x = x if norm_weight is None else torch.nn.functional.rms_norm(x, norm_weight.shape, norm_weight, eps)
     return linear(torch.nn.functional.silu(linear(x, w1)) * linear(x, w3), w2)
 
 
 def arguments(lead, d_in, d_ff, d_out, normed=False):
-    *args, gain = random((*lead, d_in), (d_ff, d_in), (d_ff, d_in), (d_out, d_ff), (d_in,))
-    return [*args, gain, 0.1] if normed else args
+    *args, norm_weight = random((*lead, d_in), (d_ff, d_in), (d_ff, d_in), (d_out, d_ff), (d_in,))
+    return [*args, norm_weight, 0.1] if normed else args
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -70,9 +70,9 @@ def test_recomputed_it_is_the_same_bits(lead, normed, dtype, monkeypatch):
 def test_recomputed_it_keeps_nothing_wide():
     import minigrad as mg
 
-    x, *weights, gain = (mg.Tensor(a, requires_grad=True) for a in arguments((6,), 3, 5, 2, normed=True)[:-1])
-    out = swiglu_ffn(x, *weights, gain, recompute=True)
-    given = [arg.data for arg in (x, *weights, gain)]
+    x, *weights, norm_weight = (mg.Tensor(a, requires_grad=True) for a in arguments((6,), 3, 5, 2, normed=True)[:-1])
+    out = swiglu_ffn(x, *weights, norm_weight, recompute=True)
+    given = [arg.data for arg in (x, *weights, norm_weight)]
     made = [a for a in out.node.residuals if isinstance(a, np.ndarray) and all(a is not arg for arg in given)]
     assert sum(a.size for a in made) == 6  # 1/rms
 

@@ -12,7 +12,7 @@ import torch.nn.functional as TF
 import minigrad as mg
 import nn
 import nn.functional as F
-from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from minigrad.errors import ArgumentError, CallError, DTypeError, IndexRangeError, ShapeError
 from nn.attention import merge_heads, split_heads
 
 D = torch.float64
@@ -282,3 +282,29 @@ def test_sizes_that_do_not_fit_are_explained(sizes, text):
     for make in (nn.MultiHeadAttention, nn.TransformerBlock):
         with pytest.raises(ValueError, match=text):
             make(**sizes)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 40, np.int64(1000)])
+def test_a_window_is_the_dense_mask_of_the_keys_around_each_query(rng, window, is_causal):
+    """Values and gradients beside torch with the mask written out; 90 queries are more than one tile."""
+    q, k, v = (rng.standard_normal((2, 4, 90, 8)), *rng.standard_normal((2, 2, 2, 90, 8)))
+    ours = [mg.Tensor(x, requires_grad=True) for x in (q, k, v)]
+    theirs = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    mask = [[abs(i - j) < window and (j <= i or not is_causal) for j in range(90)] for i in range(90)]
+    out = F.scaled_dot_product_attention(*ours, is_causal=is_causal, window=window)
+    wanted = TF.scaled_dot_product_attention(*theirs, torch.tensor(mask), enable_gqa=True)
+    np.testing.assert_allclose(out.numpy(), wanted.detach().numpy(), atol=1e-13)
+    (out**2).sum().backward()
+    (wanted**2).sum().backward()
+    for x, y in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mg.asarray(x.grad).numpy(), y.grad.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("window", "kind"), [(0, ArgumentError), (-3, ArgumentError), (2.5, CallError), (True, CallError)]
+)
+def test_a_window_that_is_no_number_of_keys_is_refused(window, kind):
+    for x in (np.ones((3, 2)), mg.ones((3, 2), requires_grad=True)):
+        with pytest.raises(kind, match="window"):
+            F.scaled_dot_product_attention(x, x, x, window=window)

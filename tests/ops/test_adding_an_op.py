@@ -21,10 +21,10 @@ def code(page: Path) -> list[str]:
 
 
 def the_op(page: Path) -> str:
-    """From the imports to the rule: what the page says to append, or what it types."""
+    """From the decorator to the rule: what the page types."""
     statements = code(page)
     stop = next(i for i, source in enumerate(statements) if "softsign.defvjp" in source)
-    start = max(i for i in range(stop) if "import elementwise" in statements[i])
+    start = max(i for i in range(stop) if "@mg.elementwise" in statements[i])
     return "\n".join(statements[start : stop + 1])
 
 
@@ -38,7 +38,7 @@ def copied(folder: Path) -> Path:
     table = folder / TABLE
     text = table.read_text().replace('"exp", "exp2",', '"exp", "exp2", "softsign",', 1)
     assert '"softsign"' in text
-    table.write_text(f"{text}\n\n{the_op(PAGE)}")
+    table.write_text(f"{text}\n\n{the_op(PAGE).replace('mg.', '')}")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Attention on a GPU: what ``attention.cu`` needs to know of a call."""
+"""Attention on a GPU: sizes, strides and options of a call, in the form that ``attention.cu`` reads."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _Call:
         return made if x.ndim <= 4 and made.strides[-1] == made.itemsize else self.xp.empty(x.shape, x.dtype)
 
     def launch(self, name: str, grid: tuple[int, int], places: dict[str, Array], *args: Any) -> None:
-        """Launch a kernel; ``places`` are the arrays whose strides it needs, by their names in the source."""
+        """Launch a kernel; it is given the strides of ``places``, arrays by their names in the source."""
         steps = {n: [x.strides[axis] // x.itemsize for axis in range(3)] for n, x in places.items()}
         strides = [s for n in ("q", "k", "v", "g", "out", "dq", "dk", "dv") for s in steps.get(n, (0, 0, 0))]
         call = _uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers))

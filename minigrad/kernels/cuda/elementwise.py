@@ -1,4 +1,4 @@
-"""The activations on a GPU. The backward kernels compute again what the NumPy pair keeps."""
+"""The activations on a GPU. The NumPy pair keeps σ or Φ for the backward pass; these kernels compute it again."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module
-from minigrad.kernels.cuda.launching import THREADS, launch, pack_of, uniform
-from minigrad.kernels.gelu import _exact, gelu
+from minigrad.kernels.cuda.launching import THREADS, grid_for, launch, pack_of, uniform
+from minigrad.kernels.gelu import gelu, is_exact
 from minigrad.kernels.relu import relu
 from minigrad.kernels.swiglu import silu, swiglu
 
 
 def _each(name: str, *arrays: Array, results: int = 1, options: tuple[Any, ...] = ()) -> tuple[Array, ...]:
-    """What the kernel ``name`` makes of each element of arrays of one shape."""
+    """The results of the kernel ``name``, which takes each element of arrays of one shape."""
     xp = array_module(*arrays)
     given = [xp.ascontiguousarray(array) for array in arrays]
     outs = [xp.empty(arrays[0].shape, arrays[0].dtype) for _ in range(results)]
     size = outs[0].size
     if size:
         pack = pack_of(size, *given, *outs)
-        grid = min(-(-size // (pack * THREADS)), 1 << 20)
-        launch("elementwise.cu", name, outs[0], pack, grid, THREADS, *given, *outs, size, *options)
+        launch("elementwise.cu", name, outs[0], pack, grid_for(size, pack), THREADS, *given, *outs, size, *options)
     return tuple(outs)
 
 
 def _exactly(approximate: str) -> tuple[Any, ...]:
-    return (np.int32(_exact(approximate)),)
+    return (np.int32(is_exact(approximate)),)
 
 
 def _swiglu_backward(g: Array, gate: Array, up: Array, sigma: None, needs: tuple[bool, bool]) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from minigrad.backend import Array, array_module
-from minigrad.kernels.cuda.launching import THREADS, launch
+from minigrad.kernels.cuda.launching import THREADS, grid_for, launch
 
 
 def turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
@@ -25,7 +25,7 @@ def turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
     together = all(s % 2 == 0 for s in strides[:3] + strides[9:]) and x.data.ptr % (2 * x.itemsize) == 0
     pairs, (_, h, t, _) = x.size // 2, parts[0].shape
     args = [*parts, h, t, np.int32(half), pairs, *strides, np.int32(step), np.int32(apart)]
-    launch("rope.cu", "rope", x, 2 if together else 1, min(-(-pairs // THREADS), 1 << 20), THREADS, *args)
+    launch("rope.cu", "rope", x, 2 if together else 1, grid_for(pairs), THREADS, *args)
     return out
 
 

@@ -130,6 +130,17 @@ template <class V> V exchange(V value, unsigned from) {
 }  // namespace shim
 
 static inline void __syncthreads() { shim::yield(); }
+static inline int __syncthreads_or(int value) {
+    std::memcpy(&shim::lanes[shim::current], &value, sizeof(int));
+    shim::yield();
+    int any = 0, one;
+    for (unsigned t = 0; t < blockDim.x; t++) {
+        std::memcpy(&one, &shim::lanes[t], sizeof(int));
+        any |= one;
+    }
+    shim::yield();
+    return any;
+}
 static inline void __syncwarp(unsigned = ~0u) { shim::yield(); }
 template <class V> V __shfl_xor_sync(unsigned, V value, int mask, int = 32) {
     return shim::exchange(value, shim::current ^ (unsigned)mask);

@@ -72,7 +72,7 @@ def make_default() -> None:
     """Install the device, for good, and create arrays on it where no device is named."""
     sys.modules["cupy"] = device.cupy
     tensor, creation = sys.modules["minigrad.tensor"], sys.modules["minigrad.creation"]
-    plain_as_array, plain_check, plain_operand = tensor.as_array, tensor.check_device, tensor.operand
+    plain_as_array, plain_check, plain_operand = tensor.as_array, tensor.check_device, tensor.as_operand
 
     def as_array(data: Any, dtype: Any, where: Any, copy: bool) -> Any:
         held = getattr(data, "_data", data)
@@ -86,7 +86,7 @@ def make_default() -> None:
         return moved(found) if called_by_a_test((*HERE, *HANDING_ON)) else found
 
     tensor.as_array = creation.as_array = as_array
-    tensor.operand = operand
+    tensor.as_operand = operand
     creation.check_device = minigrad.random.check_device = check_device
     for kind in (Composite, Primitive, Fused, nn.Module):
         kind.__call__ = taking(kind.__call__)  # type: ignore[method-assign]

@@ -1,0 +1,54 @@
+"""The figures of speed in README.md and docs/performance.md are those of benchmarks/results.md.
+
+``python tests/docs/test_figures.py`` copies them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results.md"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "performance.md"]
+ROW = re.compile(r"^\| (\w+): (.*?) \| [\d.]+ \| [\d.]+ \|", re.MULTILINE)
+
+
+def ratios() -> dict[str, tuple[float, float]]:
+    """For each configuration: torch's time over minigrad's, and minigrad's memory over torch's."""
+    written = RESULTS.read_text().split("<!-- written by hand")[0]
+    found = {}
+    for section in written.split("\n## ")[1:]:
+        table = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+        rows = [[cell.strip() for cell in row] for row in table]
+        (ours,) = (dict(zip(rows[0], row, strict=True)) for row in rows if row[0] == "minigrad")
+        numbers = (float(re.match(r"[\d.]+", ours[column])[0]) for column in ("torch = 1", "memory"))  # type: ignore[index]
+        found[section.split("\n")[0]] = tuple(numbers)
+    return found
+
+
+def command() -> str:
+    """The command of the tables, which stands at their head."""
+    return re.search(r"^`(python benchmarks/compare\.py .*)`$", RESULTS.read_text(), re.MULTILINE)[1]  # type: ignore[index]
+
+
+def copied(page: Path) -> str:
+    """The page with the figures, and the command that gives them, as they are in the results."""
+    now = ratios()
+    text = ROW.sub(lambda m: f"| {m[1]}: {m[2]} | {now[m[1]][0]:.2f} | {now[m[1]][1]:.2f} |", page.read_text())
+    return re.sub(r"^`python benchmarks/compare\.py .* --write`$", f"`{command()}`", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_figures_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text()
+    assert [row[0] for row in ROW.findall(text)] == list(ratios())
+    assert f"`{command()}`" in text.splitlines()
+    assert text == copied(page), "python tests/docs/test_figures.py copies them"
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(copied(page))

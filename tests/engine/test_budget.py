@@ -1,0 +1,13 @@
+"""How large the engine may be, which is to be read in an evening, and the packages as a whole."""
+
+from __future__ import annotations
+
+from code_lines import table
+
+
+def test_the_engine_can_be_read_in_an_evening() -> None:
+    assert sum(count for name, count in table().items() if name.startswith("minigrad/engine/")) <= 750
+
+
+def test_the_packages_stay_smaller_than_they_were() -> None:
+    assert sum(table().values()) < 10_152

@@ -1,0 +1,50 @@
+"""On a GPU too, what a query may not see never changes a bit of its result or of its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad.kernels.attention import attention
+
+T, HIDDEN = 40, 21  # tiles of 32 queries and 32 keys; the queries before HIDDEN don't see the keys from there on
+
+
+def run(q: Any, k: Any, v: Any, g: Any, options: dict[str, Any]) -> list[Any]:
+    options = {name: mg.asarray(x, device="cuda") if name == "mask" else x for name, x in options.items()}
+    tensors = [mg.Tensor(x, requires_grad=True, device="cuda") for x in (q, k, v)]
+    out = attention(*tensors, **options)
+    out.backward(mg.asarray(g, device="cuda").data)
+    return [mg.backend.to_numpy(x) for x in (out.data, *(tensor.grad for tensor in tensors))]
+
+
+@pytest.mark.parametrize(
+    "options", [{"is_causal": True}, {"mask": np.add.outer(np.arange(T), -np.arange(T)) > -5}], ids=["causal", "mask"]
+)
+def test_hidden_numbers_change_no_bit(options: dict[str, Any], gpu: Any) -> None:
+    q, k, v, g = (np.random.default_rng(n).standard_normal((1, 2, T, 16)).astype(np.float32) for n in range(4))
+    hidden = HIDDEN + 4 if "mask" in options else HIDDEN
+    before = run(q, k, v, g, options)
+    for factor in (1e20, 3e38, np.inf, np.nan):
+        for changed in ((k,), (v,), (k, v)):
+            arrays = [x.copy() for x in (k, v)]
+            with np.errstate(over="ignore"):
+                for x, old in zip(arrays, (k, v), strict=True):
+                    if any(old is one for one in changed):
+                        x[:, :, hidden:] *= np.float32(factor)
+            after = run(q, *arrays, g, options)
+            for a, b in zip(before[:2], after[:2], strict=True):
+                np.testing.assert_array_equal(a[:, :, :HIDDEN], b[:, :, :HIDDEN], f"{factor}")
+
+
+def test_who_sees_an_endless_value_gets_it(gpu: Any) -> None:
+    q, k, v, g = (np.random.default_rng(n).standard_normal((1, 2, T, 16)).astype(np.float32) for n in range(4))
+    for number in (np.inf, -np.inf, np.nan):
+        v[0, 0, HIDDEN, 5] = number
+        out = run(q, k, v, g, {"is_causal": True})[0]
+        np.testing.assert_array_equal(out[0, 0, HIDDEN:, 5], np.full(T - HIDDEN, number))
+        out[0, 0, HIDDEN:, 5] = 0
+        assert np.isfinite(out).all()

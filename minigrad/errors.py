@@ -13,10 +13,10 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """The text with characters that would steer a terminal written as escapes: names in files are a stranger's words.
+    r"""The text with characters that would steer a terminal written as escapes: names in files are a stranger's words.
 
     >>> print(printable("a\x1b[2Jb"))
-    a\\x1b[2Jb
+    a\x1b[2Jb
     """
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 

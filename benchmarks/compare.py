@@ -1,8 +1,8 @@
 """Train the same language model with several engines, in one run, and compare time and memory.
 
-    python benchmarks/compare.py                                  every engine that is installed, every config
-    python benchmarks/compare.py --configs small --engines minigrad torch --rounds 9
-    python benchmarks/compare.py --write                          puts the tables into benchmarks/results.md
+    python benchmarks/compare.py                        minigrad and torch in their variants, every config
+    python benchmarks/compare.py --write                puts the tables into benchmarks/results.md: about 15 minutes
+    python benchmarks/compare.py --configs small --engines minigrad torch jax --rounds 9
 
 Each engine has its own process; all are alive, one at a time is told to work, in turns. A step is forward pass,
 cross-entropy, backward pass, clipping to norm 1 and AdamW, after which the gradients are let go, from the same weights
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from engines import ENGINES
 from harness import measuring, tables
 from harness.configs import CONFIGS, Config, initial_weights
@@ -31,6 +32,7 @@ from safetensors.numpy import save_file
 RESULTS = Path(__file__).with_name("results.md")
 BY_HAND = "<!-- written by hand from here on -->"
 
+DEFAULT = ["minigrad", "minigrad+recompute", "torch", "torch+malloc", "torch.compile"]
 FIRST_STEPS = 5  # their losses are compared, and they compile what there is to compile
 TOLERANCE = 1e-3  # relative
 SLOWEST_STEP = 60.0  # seconds; an engine that needs more is left out of the config
@@ -44,15 +46,14 @@ class Record:
 
     losses: list[float] = field(default_factory=list)
     first_step_s: float = 0.0
-    rounds_ms: list[float] = field(default_factory=list)  # the median step of each round
-    steps: int = 0
+    rounds_ms: list[list[float]] = field(default_factory=list)  # the steps of each round
     memory_mb: float = 0.0
     product_gflops: list[float] = field(default_factory=list)
 
     @property
-    def ms(self) -> float:
-        """Median time of a step over the rounds."""
-        return statistics.median(self.rounds_ms)
+    def steps_ms(self) -> list[float]:
+        """The times of all steps."""
+        return [ms for steps in self.rounds_ms for ms in steps]
 
 
 class Comparison:
@@ -106,24 +107,23 @@ class Comparison:
                     break
         return found
 
-    def play(self, rounds: int, seconds: float, profile: bool = True) -> None:
-        """Let the engines take turns."""
+    def play(self, rounds: int, seconds: float, least: int = 1, profile: bool = True) -> None:
+        """Let the engines take turns of about so many seconds, and of at least so many steps."""
         for i in range(rounds):
             order = list(self.workers)
             for engine in order[i % len(order) :] + order[: i % len(order)]:
                 time.sleep(PAUSE)
-                self._attempt(engine, lambda engine=engine: self._turn(engine, seconds))
+                self._attempt(engine, lambda engine=engine: self._turn(engine, seconds, least))
         if profile and "minigrad" in self.workers:
             self._attempt("minigrad", self._profile)
 
     def _profile(self) -> None:
         self.operations = self.workers["minigrad"].ask("profile", steps=5)
 
-    def _turn(self, engine: str, seconds: float) -> None:
+    def _turn(self, engine: str, seconds: float, least: int) -> None:
         worker, record = self.workers[engine], self.records[engine]
-        turn = worker.ask("turn", seconds=seconds)
-        record.rounds_ms.append(1e3 * statistics.median(turn["seconds"]))
-        record.steps += len(turn["seconds"])
+        turn = worker.ask("turn", seconds=seconds, least=least)
+        record.rounds_ms.append([1e3 * step for step in turn["seconds"]])
         record.memory_mb = record.memory_mb or turn["memory_mb"]  # of the first turn: matrices for sgemm come later
         record.product_gflops.append(worker.ask("product_gflops"))
 
@@ -145,22 +145,30 @@ class Comparison:
 
     def _derived(self, engine: str) -> dict[str, Any]:
         record, reference = self.records[engine], self.records[self.reference]
-        gflops = self.config.flops / record.ms / 1e6
+        ms = quartiles(record.steps_ms)
+        gflops = self.config.flops / ms[1] / 1e6
+        medians = ([statistics.median(steps) for steps in r.rounds_ms] for r in (reference, record))
         product = statistics.median(record.product_gflops)
         return {
-            "ms": record.ms,
-            "speed": statistics.median(r / own for r, own in zip(reference.rounds_ms, record.rounds_ms, strict=True)),
-            "tokens_per_s": self.config.tokens / record.ms * 1e3,
+            "ms": ms[1],
+            "ms_quartiles": ms,
+            "speed_quartiles": quartiles([theirs / own for theirs, own in zip(*medians, strict=True)]),
+            "tokens_per_s": self.config.tokens / ms[1] * 1e3,
             "gflops": gflops,
             "product_gflops": product,
             "share_of_product": gflops / product,
             "memory_mb": record.memory_mb,
             "memory_ratio": record.memory_mb / reference.memory_mb,
             "first_step_s": record.first_step_s,
-            "steps": record.steps,
+            "steps": len(record.steps_ms),
             "rounds_ms": record.rounds_ms,
             "losses": record.losses,
         }
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The lower quartile, the median and the upper quartile."""
+    return [float(value) for value in np.percentile(values, [25, 50, 75])]
 
 
 # ---- showing it ------------------------------------------------------------------------------------------------------
@@ -171,12 +179,15 @@ def report(name: str, result: dict[str, Any]) -> str:
     sizes = "vocabulary {vocab_size}, width {d_model}, {num_layers} layers, {num_heads} heads, d_ff {d_ff}, "
     sizes += "sequence {context_length}, batch {batch_size}"
     reference = result["reference"]
-    headers = ["engine", "ms/step", f"{reference} = 1", "tokens/s", "GFLOP/s", "sgemm", "of sgemm", "peak MB", "memory"]
+    headers = ["engine", "ms/step", "quartiles", f"{reference} = 1", "quartiles", "tokens/s", "GFLOP/s", "sgemm"]
+    headers += ["of sgemm", "peak MB", "memory", "first step s", "steps"]
     rows = [
         [
             engine,
             f"{r['ms']:.1f}",
-            f"{r['speed']:.2f}x",
+            "{0:.1f} to {2:.1f}".format(*r["ms_quartiles"]),
+            f"{r['speed_quartiles'][1]:.2f}x",
+            "{0:.2f} to {2:.2f}".format(*r["speed_quartiles"]),
             f"{r['tokens_per_s']:.0f}",
             r["gflops"],
             f"{r['product_gflops']:.0f}",
@@ -188,9 +199,8 @@ def report(name: str, result: dict[str, Any]) -> str:
         ]
         for engine, r in result["engines"].items()
     ]
-    sizes += "; minigrad with recompute_ffn=True" if result["config"]["save_memory"] else ""
     parts = [f"## {name}", sizes.format(**result["config"]) + f": {result['gflop']:.1f} GFLOP a step"]
-    parts.append(tables.table([*headers, "first step s", "steps"], rows))
+    parts.append(tables.table(headers, rows))
     parts += [f"Left out: {engine}, {why}." for engine, why in result["left_out"].items()]
     parts += [limits(result)] if result["operations"] else []
     return "\n\n".join(parts)
@@ -214,12 +224,14 @@ def page(run: dict[str, Any]) -> str:
     missing = f" Not installed: {', '.join(run['not_installed'])}." if run["not_installed"] else ""
     intro = (
         f"Machine: {run['machine']}. {versions}.\n\n"
-        f"{run['rounds']} rounds of about {run['seconds']:g} s a turn, threads: {threads}.{others}"
+        f"{run['rounds']} rounds; a turn is at least {run['steps']} steps and about {run['seconds']:g} s; "
+        f"threads: {threads}.{others}"
         f"{missing}\n\n"
-        "ms/step is the median over the rounds of each round's median; the next column how many times as fast as the "
-        "reference, the median of the ratios within each round; GFLOP/s the model's matrix products over the time of a "
-        "step, sgemm the rate of the engine's own 1024 x 1024 products in the same process; peak MB the peak resident "
-        "memory above that after the import, and memory its ratio to the reference's; steps those that were timed."
+        "ms/step is the median over all steps, with their quartiles; the next columns tell how many times as fast as "
+        "the reference: the median over the rounds, and the quartiles, of the ratio of the medians within a round; "
+        "GFLOP/s the model's matrix products over the time of a step, sgemm the rate of the engine's own 1024 x 1024 "
+        "products in the same process; peak MB the peak resident memory above that after the import, and memory its "
+        "ratio to the reference's; steps those that were timed."
     )
     return "\n\n".join([intro, *(report(name, result) for name, result in run["configs"].items())])
 
@@ -243,10 +255,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--configs", nargs="+", choices=CONFIGS, default=list(CONFIGS), metavar="NAME", help=f"of {', '.join(CONFIGS)}"
     )
     parser.add_argument(
-        "--engines", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="NAME", help=f"of {', '.join(ENGINES)}"
+        "--engines", nargs="+", choices=ENGINES, default=DEFAULT, metavar="NAME", help=f"of {', '.join(ENGINES)}"
     )
     parser.add_argument("--rounds", type=int, default=5, help="alternations (default: 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn; longer if a step is (default: 3)")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a turn, at least (default: 10)")
     parser.add_argument("--threads", type=int, help="cores for each engine (default: all, as each engine chooses)")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {RESULTS.name}")
     return parser.parse_args(arguments)
@@ -254,6 +267,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run_config(name: str, engines: Sequence[str], options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Compare the engines on one config; ends the program if they don't compute the same."""
+    engines = [engine for engine in engines if name in (ENGINES[engine].configs or CONFIGS)]
     print(f"{name}: starting {', '.join(engines)}", file=sys.stderr, flush=True)
     comparison = Comparison(name, CONFIGS[name], engines, options.threads, directory)
     try:
@@ -261,7 +275,7 @@ def run_config(name: str, engines: Sequence[str], options: argparse.Namespace, d
             sys.exit(f"{name}: no engine could run\n{comparison.left_out}")
         if wrong := comparison.disagreements():
             sys.exit(f"{name}: the run is void, since the engines don't compute the same\n" + "\n".join(wrong))
-        comparison.play(options.rounds, options.seconds)
+        comparison.play(options.rounds, options.seconds, options.steps)
         return comparison.results()
     finally:
         comparison.close()
@@ -280,6 +294,7 @@ def main() -> None:
         "versions": measuring.versions(["numpy", *dict.fromkeys(ENGINES[engine].package for engine in installed)]),
         "rounds": options.rounds,
         "seconds": options.seconds,
+        "steps": options.steps,
         "threads": options.threads,
         "not_installed": missing,
         "configs": {},

@@ -31,7 +31,7 @@ try:
     import torch
     import transformers
 except ImportError:
-    transformers = None
+    transformers = None  # type: ignore[assignment]
 
 PROMPT = 16
 Writer = Callable[[np.ndarray, int], np.ndarray]  # a prompt (batch, T) and a number of tokens to the whole text

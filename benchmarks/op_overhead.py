@@ -37,7 +37,7 @@ def multiplied(x: Any, factor: Any, length: int) -> Any:
 # ---- the engines: each gives the gradients of the sum of the chain --------------------------------------------------
 
 
-def minigrad_chain(length: int, leaf: bool) -> list[np.ndarray]:
+def minigrad_chain(length: int, leaf: bool) -> list[Any]:
     import minigrad as mg
 
     x, factor = mg.Tensor(START, requires_grad=True), mg.Tensor(FACTOR, requires_grad=leaf)
@@ -45,7 +45,7 @@ def minigrad_chain(length: int, leaf: bool) -> list[np.ndarray]:
     return [x.grad, factor.grad] if leaf else [x.grad]
 
 
-def autograd_chain(length: int, leaf: bool) -> list[np.ndarray]:
+def autograd_chain(length: int, leaf: bool) -> list[Any]:
     from autograd import grad
 
     def total(x: Any, factor: Any) -> Any:
@@ -54,7 +54,7 @@ def autograd_chain(length: int, leaf: bool) -> list[np.ndarray]:
     return list(grad(total, (0, 1) if leaf else (0,))(START, FACTOR))
 
 
-def mygrad_chain(length: int, leaf: bool) -> list[np.ndarray]:
+def mygrad_chain(length: int, leaf: bool) -> list[Any]:
     import mygrad
 
     x, factor = mygrad.tensor(START), mygrad.tensor(FACTOR, constant=not leaf)
@@ -62,7 +62,7 @@ def mygrad_chain(length: int, leaf: bool) -> list[np.ndarray]:
     return [x.grad, factor.grad] if leaf else [x.grad]
 
 
-def mygrad_unguarded_chain(length: int, leaf: bool) -> list[np.ndarray]:
+def mygrad_unguarded_chain(length: int, leaf: bool) -> list[Any]:
     """Without its guard against writes to arrays in use, as its documentation advises for speed."""
     from mygrad import mem_guard_off
 
@@ -70,15 +70,15 @@ def mygrad_unguarded_chain(length: int, leaf: bool) -> list[np.ndarray]:
         return mygrad_chain(length, leaf)
 
 
-def torch_chain(length: int, leaf: bool) -> list[np.ndarray]:
+def torch_chain(length: int, leaf: bool) -> list[Any]:
     import torch
 
     x, factor = torch.tensor(START, requires_grad=True), torch.tensor(FACTOR, requires_grad=leaf)
     multiplied(x, factor, length).sum().backward()
-    return [x.grad.numpy(), factor.grad.numpy()] if leaf else [x.grad.numpy()]
+    return [np.asarray(x.grad), np.asarray(factor.grad)] if leaf else [np.asarray(x.grad)]
 
 
-CHAINS: dict[str, Callable[[int, bool], list[np.ndarray]]] = {
+CHAINS: dict[str, Callable[[int, bool], list[Any]]] = {
     "minigrad": minigrad_chain,
     "torch": torch_chain,
     "autograd": autograd_chain,
@@ -131,7 +131,8 @@ def measure_chain(length: int) -> dict[str, float]:
 def measure_in_new_process(length: int) -> dict[str, float]:
     """``measure_chain`` with a memory of its own."""
     command = [sys.executable, __file__, "--chain", str(length)]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    measured: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return measured
 
 
 def growth() -> list[dict[str, float]]:

@@ -83,7 +83,8 @@ def memory_over_steps() -> list[float]:
         save_file(initial_weights(NANO), weights)
         with Worker("minigrad", NANO, weights, None, Path(directory) / "log") as worker:
             worker.start(timeout=60)
-            return worker.ask("trace_memory", steps=STEPS)
+            held: list[float] = worker.ask("trace_memory", steps=STEPS)
+            return held
 
 
 def attention_ms(length: int, window: int | None) -> float:

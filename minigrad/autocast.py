@@ -7,12 +7,12 @@ import inspect
 import numpy as np
 
 from minigrad.backend import DType, as_dtype, is_half
-from minigrad.engine.recording import in_precision
+from minigrad.engine.recording import Setting
 from minigrad.errors import CallError, DTypeError
 from minigrad.messages.explain import describe
 
 
-class autocast(in_precision):
+class autocast(Setting):
     """Products of matrices run in ``dtype``, float16 or bfloat16, and the rest in float32: in a ``with`` block, or a
     function decorated by ``@autocast(dtype)``.
 
@@ -39,4 +39,5 @@ class autocast(in_precision):
         if not is_half(found) and found not in (np.float32, np.float64):
             hint = "the dtype of the products, not of the weights"
             raise DTypeError("'bfloat16' or 'float16', or 'float32' for none", str(found), hint)
-        super().__init__(found if is_half(found) else None)
+        half = found if is_half(found) else None
+        super().__init__(quiet=half is not None, autocast=half)

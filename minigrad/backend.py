@@ -33,12 +33,15 @@ def array_module(*arrays: Array) -> ModuleType:
     return np
 
 
-def is_array(value: Any) -> bool:
-    """Whether ``value`` is an array of a device: a ``numpy.ndarray`` or a ``cupy.ndarray``, not a Python number."""
-    if isinstance(value, np.ndarray):
-        return True
+def is_on_gpu(value: Any) -> bool:
+    """Whether ``value`` is a ``cupy.ndarray``; all else is of the host, also the numbers that NumPy makes of arrays."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is an array of a device: a ``numpy.ndarray`` or a ``cupy.ndarray``, not a number."""
+    return isinstance(value, np.ndarray) or is_on_gpu(value)
 
 
 def array_of(value: Any) -> Any:
@@ -196,7 +199,7 @@ def check_device(device: str | None) -> str:
 
 def device_of(array: Array) -> str:
     """The device that holds ``array``: ``cpu`` or ``cuda:N``."""
-    return "cpu" if isinstance(array, np.ndarray) else f"cuda:{array.device.id}"
+    return f"cuda:{array.device.id}" if is_on_gpu(array) else "cpu"
 
 
 @contextmanager
@@ -230,10 +233,10 @@ def to_device_of(array: Array, other: Array) -> Array:
 
 def to_gpu_of_any(array: Array, others: Iterable[Any]) -> Array:
     """``array``, made of plain numbers, on the GPU of the first of ``others`` that lies on one, else as it is."""
-    gpus = (other for other in map(array_of, others) if is_array(other) and not isinstance(other, np.ndarray))
+    gpus = filter(is_on_gpu, map(array_of, others))
     return next((to_device(array, device_of(other)) for other in gpus), array)
 
 
 def to_numpy(array: Array) -> Any:
     """``array`` as a NumPy array, copied only from a GPU."""
-    return array if isinstance(array, np.ndarray) else array.get()
+    return array.get() if is_on_gpu(array) else np.asarray(array)

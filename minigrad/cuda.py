@@ -1,4 +1,4 @@
-"""What there is of GPUs, which of them is the current one, and how exact their products are."""
+"""GPUs: how many there are, which one is current, and how exact their products are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def device_count() -> int:
 
 
 def device(number: int) -> AbstractContextManager[Any]:
-    """A ``with`` block in which GPU ``number`` is the current one: what ``cuda`` names, and where operations run.
+    """A ``with`` block in which GPU ``number`` is the current one: ``cuda`` means it, and operations run there.
 
     Operations take arrays of the current GPU. One process for each GPU is the simplest way to use several.
     """
@@ -38,14 +38,14 @@ def device(number: int) -> AbstractContextManager[Any]:
 
 
 def synchronize() -> None:
-    """Wait until the current GPU has done all that it was asked for."""
+    """Wait until the current GPU has finished its work."""
     load_cupy().cuda.Device().synchronize()
 
 
 def allow_tf32(allow: bool = True) -> None:
-    """Let float32 products be made of numbers rounded to 10 bits: several times as fast, exact to 3 decimals.
+    """Let float32 products round their factors to 10 bits: several times as fast, exact to 3 decimals.
 
-    The default is the environment's CUPY_TF32, off.
+    The default is the environment variable CUPY_TF32, which is usually off.
     """
     os.environ["CUPY_TF32"] = str(int(allow))  # read by CuPy at its first product, if that is still to come
     if is_available():

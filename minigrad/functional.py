@@ -19,7 +19,7 @@ from minigrad.checkpointing import checkpoint as checkpoint
 from minigrad.creation import asarray
 from minigrad.engine.backward import grad, nodes_behind
 from minigrad.engine.core import node_ids
-from minigrad.engine.recording import enable_grad, is_grad_enabled
+from minigrad.engine.recording import Setting, enable_grad, is_grad_enabled
 from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
 from minigrad.messages.arguments import as_int
 from minigrad.messages.explain import describe, explained
@@ -60,7 +60,7 @@ def _called(fn: Function, args: Sequence[Any], wanted: Sequence[int]) -> tuple[A
     values = [_variable(a) if i in wanted else asarray(a) if _is_number(a) else a for i, a in enumerate(args)]
     variables = [values[i] for i in wanted]
     start = _now()
-    with enable_grad():
+    with enable_grad(), Setting(transforming=True):
         out = fn(*values)
     results = out if isinstance(out, tuple | list) else (out,)
     for result in results:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,17 +20,17 @@ from minigrad.backend import (
     is_array,
     is_floating,
     to_device,
-    to_gpu_of_any,
     to_numpy,
 )
 from minigrad.engine import core
 from minigrad.engine.backward import backward
-from minigrad.engine.registry import REGISTRY
+from minigrad.engine.recording import mode
 from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, ShapeError
 from minigrad.kernels.softmax import log_softmax, softmax
 from minigrad.messages.arguments import as_operand, from_lists
 from minigrad.messages.explain import FOREIGN, describe, explain_methods, translate
 from minigrad.messages.habits import unknown_name
+from minigrad.numpy_protocol import array_function, array_ufunc, compare
 
 
 class Handle:
@@ -255,6 +254,10 @@ class Tensor:
         return ops.astype(self, self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if self._requires_grad and mode().recording:
+            got = f"a NumPy array made of {self._brief()}, through which no gradient flows"
+            hint = "minigrad's function of that name or minigrad.stack; x.numpy() for the numbers alone"
+            raise GraphError("a function that records what it does", got, hint)
         array = to_numpy(self._data)
         return np.array(array, dtype=dtype, copy=copy) if copy is not None else np.asarray(array, dtype=dtype)
 
@@ -267,22 +270,10 @@ class Tensor:
         return self._data.__dlpack_device__()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        operation = NUMPY_UFUNCS.get(ufunc.__name__)
-        if operation is None or method != "__call__" or options.get("out") is not None:
-            hint = "nothing works in place; np.asarray(t) or t.numpy() gives a plain array"
-            called = ufunc.__name__ + ("" if method == "__call__" else f".{method}") + " with out=" * ("out" in options)
-            raise CallError("a NumPy function that minigrad differentiates", f"np.{called}", hint)
-        return operation(*inputs, **options)
+        return array_ufunc(ufunc, method, inputs, options)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        name = function.__name__
-        if name in INSPECTING:
-            return function(*_plain(args), **_plain(kwargs))
-        operation = NUMPY_FUNCTIONS.get(name)
-        if operation is None:
-            hint = "np.asarray(t) or t.numpy() gives a plain array"
-            raise CallError("a NumPy function that minigrad differentiates", f"np.{name}", hint)
-        return operation(*args, **kwargs)
+        return array_function(function, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         raise unknown_name(self, type(self).__name__, name)
@@ -330,10 +321,19 @@ class Tensor:
         return bool(self._data.item())
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._number())
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._number())
+
+    def _number(self) -> Any:
+        """The only element, which ``float`` and ``math.exp`` ask for; in a transform they would cut the graph."""
+        current = mode()
+        if self._requires_grad and current.transforming and current.recording:
+            got = f"a Python number made of {self._brief()}, through which no gradient flows"
+            hint = "minigrad's function in place of math's; x.item() for the number alone"
+            raise GraphError("a function that records what it does", got, hint)
+        return self.item()
 
     def __index__(self) -> int:
         if self._data.dtype.kind not in "iu":
@@ -395,14 +395,14 @@ class Tensor:
 
     def __eq__(self, other: Any) -> Tensor: return _same('equal', self, other)  # type: ignore[override]
     def __ne__(self, other: Any) -> Tensor: return _same('not_equal', self, other)  # type: ignore[override]
-    def __lt__(self, other: Any) -> Tensor: return _test('less', self, other)
-    def __le__(self, other: Any) -> Tensor: return _test('less_equal', self, other)
-    def __gt__(self, other: Any) -> Tensor: return _test('greater', self, other)
-    def __ge__(self, other: Any) -> Tensor: return _test('greater_equal', self, other)
-    def __and__(self, other: Any) -> Tensor: return _test('bitwise_and', self, other)
-    def __or__(self, other: Any) -> Tensor: return _test('bitwise_or', self, other)
-    def __xor__(self, other: Any) -> Tensor: return _test('bitwise_xor', self, other)
-    def __invert__(self) -> Tensor: return _test('invert', self)
+    def __lt__(self, other: Any) -> Tensor: return compare('less', self, other)
+    def __le__(self, other: Any) -> Tensor: return compare('less_equal', self, other)
+    def __gt__(self, other: Any) -> Tensor: return compare('greater', self, other)
+    def __ge__(self, other: Any) -> Tensor: return compare('greater_equal', self, other)
+    def __and__(self, other: Any) -> Tensor: return compare('bitwise_and', self, other)
+    def __or__(self, other: Any) -> Tensor: return compare('bitwise_or', self, other)
+    def __xor__(self, other: Any) -> Tensor: return compare('bitwise_xor', self, other)
+    def __invert__(self) -> Tensor: return compare('invert', self)
 
     # ---- operations, as methods: their docstrings are in minigrad.ops ----
 
@@ -580,15 +580,6 @@ def _shape(given: Sequence[Any]) -> Any:
     return given[0] if len(given) == 1 and not isinstance(given[0], int | np.integer) else tuple(given)
 
 
-def _plain(value: Any) -> Any:
-    """``value`` with the Tensors in it replaced by arrays."""
-    if isinstance(value, Tensor):
-        return value._data
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(part) for part in value)
-    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
-
-
 def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, name: str | None) -> Tensor:
     tensor = kind.__new__(kind)
     tensor._fill(array)
@@ -596,41 +587,7 @@ def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, name: str | 
     return tensor
 
 
-def _test(name: str, *values: Any) -> Tensor:
-    """A comparison or a bitwise operation, NumPy's of this name: a plain tensor, without a derivative."""
-    sign = SIGNS[name]
-    arrays = [array_of(v) if isinstance(v, Tensor) else as_operand(v, f"each side of {sign}") for v in values]
-    arrays = [to_gpu_of_any(a, values) if isinstance(v, list) else a for v, a in zip(values, arrays, strict=True)]
-    try:
-        return Tensor._wrap(getattr(array_module(*arrays), name)(*arrays))
-    except FOREIGN as error:
-        call = f" {sign} ".join(map(describe, arrays)) if len(arrays) > 1 else f"{sign}{describe(arrays[0])}"
-        raise translate(call, sign, arrays, error) from None
-
-
 def _same(name: str, x: Any, y: Any) -> Any:
     """``==`` or ``!=``; what is no array or number at all is another object, as Python sees it."""
     comparable = isinstance(y, Tensor | list | tuple | int | float | np.generic) or is_array(y)
-    return _test(name, x, y) if comparable else NotImplemented
-
-
-# Comparisons and bitwise operations: NumPy's name, and the sign.
-SIGNS = {
-    "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=",
-    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "invert": "~",
-    "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
-}  # fmt: skip
-# NumPy functions that look at numbers and make none that a gradient could flow through.
-# fmt: off
-INSPECTING = {
-    "shape", "ndim", "size", "allclose", "isclose", "array_equal", "array_equiv", "array_repr", "array_str",
-    "array2string", "iscomplexobj", "isrealobj", "result_type", "can_cast", "may_share_memory", "shares_memory",
-    "searchsorted", "nonzero",
-}
-# fmt: on
-_OWN = {name: operation for name, operation in REGISTRY.items() if hasattr(np, name)}
-NUMPY_UFUNCS: dict[str, Any] = _OWN | {name: functools.partial(_test, name) for name in SIGNS}
-NUMPY_FUNCTIONS: dict[str, Any] = _OWN | {
-    "norm": ops.norm, "zeros_like": lambda t: Tensor._wrap(ops.zeros_like(t)), "copy": lambda t: t.copy(),
-    "ones_like": lambda t: Tensor._wrap(ops.zeros_like(t) + 1), "split": ops.split,
-}  # fmt: skip
+    return compare(name, x, y) if comparable else NotImplemented

@@ -54,7 +54,7 @@ def as_operand(x: Any) -> Any:
 def as_ids(ids: Any, device: str) -> Array:
     """Token ids (an array, a Tensor, nested lists) as an array on the host or on ``device``.
 
-    Those of the host stay there: an operation checks their range before it uploads them, so that no GPU need be asked.
+    Ids on the host stay there: an operation checks their range before it uploads them, without asking the GPU.
 
     >>> print(as_ids([[1, 2]], "cpu"))
     [[1 2]]

@@ -6,12 +6,13 @@ Cross-entropy, the one that training a language model spends time in, is a kerne
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from minigrad import Tensor, asarray, exp, log, softplus, take_along_axis, where
-from minigrad.backend import accumulator, array_module, array_of, to_device_of
+from minigrad.backend import accumulator, array_module, array_of, is_on_gpu, to_device_of
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.messages.explain import explained
 from .checks import as_operand, check_sizes
@@ -25,7 +26,18 @@ def _reduced(losses: Any, reduction: str) -> Any:
 
 def _mean_over(losses: Any, count: int) -> Any:
     """The sum over ``count``, formed wide: in half precision neither the sum nor the count need be a number."""
-    return (losses.astype(accumulator(losses.dtype)).sum() / count).astype(losses.dtype)
+    wide = losses.astype(accumulator(losses.dtype))
+    return _unless_overflown(lambda: wide.sum() / count, lambda: (wide / count).sum()).astype(losses.dtype)
+
+
+def _unless_overflown(plain: Callable[[], Any], small: Callable[[], Any]) -> Any:
+    """The number that the first function gives; where it isn't finite, what the second does of smaller numbers.
+
+    To look would be to wait for a GPU: there the first number stays.
+    """
+    with np.errstate(over="ignore"):
+        found = plain()
+    return found if is_on_gpu(array_of(found)) or math.isfinite(array_of(found)) else small()
 
 
 def _checked(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()) -> tuple[Any, Any]:
@@ -48,7 +60,12 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     """
     input, target = _checked(input, target, reduction)
     difference = input - target
-    return _reduced(difference * difference, reduction)
+    if reduction != "mean" or not difference.size:
+        return _reduced(difference * difference, reduction)
+    count = difference.size
+    return _unless_overflown(
+        lambda: (difference * difference).mean(), lambda: (difference * (difference / count)).sum()
+    )
 
 
 @explained

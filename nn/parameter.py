@@ -81,7 +81,7 @@ def truncated_normal(
     device: str | None = None,
     generator: Any = None,
 ) -> Parameter:
-    """A parameter of normal numbers with mean 0, of which those beyond ``bound · std`` were drawn again.
+    """A parameter of normal numbers with mean 0. Numbers beyond ``bound · std`` are drawn again.
 
     ``std`` is that of the uncut normal; at three sigmas the cut takes 1.3 % off it. The generator is a
     ``numpy.random.Generator`` or a seed, by default that of ``minigrad.random``.

@@ -12,7 +12,10 @@ from minigrad.backend import Array, array_module
 from minigrad.errors import ArgumentError
 from minigrad.tensor import Tensor
 from . import gpu
-from .optimizer import Group, Optimizer, Update
+from .optimizer import Group, Optimizer, OutOfRange, Update
+
+# For a number of 4 or 8 bytes: an eps beside which the root of a square too small for it doesn't count.
+FAINT = {info.dtype.itemsize: math.sqrt(info.tiny) / float(info.eps) for info in map(np.finfo, ("float32", "float64"))}
 
 
 class Adam(Optimizer):
@@ -67,18 +70,24 @@ class Adam(Optimizer):
         root = math.sqrt(1 - beta2**step)
         rate = lr * root / (1 - beta1**step)
 
-        def move(w: Array, g: Array, m: Array, v: Array) -> None:
+        def move(w: Array, g: Array, m: Array, v: Array, begun: bool = False) -> None:
             xp = array_module(w)
-            s = xp.empty_like(w)  # the only temporary
-            if decay and self.decoupled:
-                w *= 1 - lr * decay
-            elif decay:
+            g = g if g.dtype == v.dtype else g.astype(v.dtype)
+            s = xp.empty_like(v)  # the only temporary
+            if decay and not self.decoupled:
                 g = g + xp.multiply(w, decay, out=s)
-            m *= beta1
-            m += xp.multiply(g, 1 - beta1, out=s)
+            if not begun:
+                if decay and self.decoupled:
+                    w *= 1 - lr * decay
+                m *= beta1
+                m += xp.multiply(g, 1 - beta1, out=s)
+            try:  # NumPy looks for overflow in any case
+                with np.errstate(over="raise", under="raise" if eps * root < FAINT[v.itemsize] else "ignore"):
+                    xp.multiply(g, g, out=s)
+                    s *= 1 - beta2
+            except FloatingPointError:
+                raise OutOfRange from None
             v *= beta2
-            xp.multiply(g, g, out=s)
-            s *= 1 - beta2
             v += s
             xp.sqrt(v, out=s)
             s += eps * root

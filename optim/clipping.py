@@ -97,7 +97,9 @@ def _scale(owners: Sequence[Tensor], norm: Array, max_norm: float) -> None:
     if gpu.takes(grads):
         gpu.scale(grads, factor)
         return
-    factors = [factor.astype(accumulator(grad.dtype)) for grad in grads]  # a half-precision product is rounded once
+    whole = xp is np and factor < np.finfo(np.float32).tiny  # then float32 has not all of its digits
+    dtypes = [np.dtype(np.float64) if whole else accumulator(grad.dtype) for grad in grads]
+    factors = [factor.astype(dtype) for dtype in dtypes]  # a half-precision product is rounded once
 
     def scale(i: int, rows: slice) -> None:
         tile = grads[i][rows]

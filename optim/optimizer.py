@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module
-from minigrad.errors import ArgumentError, GraphError, StateError
+from minigrad.errors import ArgumentError, GraphError, NonFiniteError, StateError
 from minigrad.messages.explain import describe as told
 from minigrad.tensor import Tensor
 from .groups import as_parameters, gradient_of, param_name
@@ -22,6 +22,11 @@ from .tiles import as_rows, map_tiles
 
 Group: TypeAlias = dict[str, Any]
 Update: TypeAlias = Callable[..., None]  # (weights, gradient, *moments): tiles, the first and the last in place
+
+
+class OutOfRange(Exception):
+    """Squares of a tile's gradients leave the range of the dtype; the update has begun and can go on in a wider one."""
+
 
 LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {
     "lr": (lambda x: 0 <= x < math.inf, "a finite learning rate lr >= 0", "0.001 is a usual first try"),
@@ -43,6 +48,9 @@ class Optimizer:
     Moments are kept in the parameter's dtype; those of float16 and bfloat16 in float32, beside a float32 master copy of
     the parameter that collects updates too small for half precision. Where someone else assigned an entry of such a
     parameter, its master copy follows.
+
+    On the CPU moments go on in float64 once a square leaves the range of float32; a square that leaves the range of
+    float64 is a NonFiniteError.
 
     Raises DTypeError for what is no Tensor, GraphError for the result of an operation, ArgumentError for an empty list,
     a parameter listed twice, and an option unknown or out of range.
@@ -132,8 +140,12 @@ class Optimizer:
         """
         active = self._active()
         if not self._move_on_gpu(active, where) and (where is None or bool(where)):
-            bodies = [self._prepare(place, group, param) for place, group, param in active]
-            map_tiles(lambda i, rows: bodies[i](rows), [as_rows(param.data) for _, _, param in active], self.element_ns)
+            bodies = [self._body(self._counted(*which), *which) for which in active]
+            data = [as_rows(param.data) for _, _, param in active]
+            left = map_tiles(lambda i, rows: bodies[i](rows), data, self.element_ns)
+            for which, tiles in zip(active, left, strict=True):
+                if any(tiles):
+                    self._finish(*which, [rows for rows in tiles if rows])
         for _, _, param in active:
             param.bump_version()
 
@@ -168,23 +180,39 @@ class Optimizer:
         state["step"] = state.get("step", 0) + 1
         return state
 
-    def _prepare(self, place: int, group: Group, param: Tensor) -> Callable[[slice], None]:
-        """Count the step, and return the function that updates a tile."""
-        xp, state, data = array_module(param.data), self._counted(place, group, param), param.data
+    def _body(self, state: dict[str, Any], place: int, group: Group, param: Tensor) -> Callable[..., slice | None]:
+        """The function that updates a tile, or gives back one that it had to leave: see :class:`OutOfRange`."""
+        xp, data = array_module(param.data), param.data
         half = accumulator(data.dtype) != data.dtype
         update = self._update(group, state["step"])
         weights = as_rows(state["master"] if half else data)
         stored, grad, *moments = (as_rows(a) for a in (data, param.grad, *(state[n] for n in self._moments_for(group))))
 
-        def body(rows: slice) -> None:
+        def body(rows: slice, **begun: bool) -> slice | None:
             w = weights[rows]
             if half:  # an entry that isn't its master copy, rounded, was assigned by someone else
                 xp.copyto(w, stored[rows], where=w.astype(stored.dtype) != stored[rows])
-            update(w, grad[rows].astype(w.dtype, copy=False), *(moment[rows] for moment in moments))
+            try:
+                update(w, grad[rows].astype(w.dtype, copy=False), *(moment[rows] for moment in moments), **begun)
+            except OutOfRange:
+                return rows
             if half:
                 stored[rows] = w
+            return None
 
         return body
+
+    def _finish(self, place: int, group: Group, param: Tensor, tiles: list[slice]) -> None:
+        """Go on with tiles that were left, with moments in float64; where they are, name the parameter instead."""
+        state = self.state[place]
+        narrow = {name for name in self._moments_for(group) if state[name].dtype != np.float64}
+        state |= {name: state[name].astype(np.float64) for name in narrow}
+        body = self._body(state, place, group, param)
+        left = [rows for rows in tiles if body(rows, begun=True)]
+        if left or not narrow:
+            got = f"{param_name(param, place)}, of which some entries didn't move"
+            hint = "optim.clip_grad_norm before step(), or an eps that isn't 0"
+            raise NonFiniteError("gradients whose squares are numbers of float64", got, hint)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, or with ``set_to_none=False`` make them zeros, under which moments still decay."""
@@ -253,8 +281,7 @@ class Optimizer:
             if np.shape(value) != shape:
                 got, hint = f"shape {np.shape(value)}", "saved for another model?"
                 raise StateError(f"shape {shape} for {key!r}, {param_name(param, place)}", got, hint)
-            make = array_module(param.data).array
-            state[place][name] = int(value) if name == "step" else make(value, dtype=accumulator(param.dtype))
+            state[place][name] = int(value) if name == "step" else _loaded(value, param)
         for place, (param, group) in enumerate(owners):
             missing = {"step", *self._moments_for(group)} - state[place].keys()
             if state[place] and missing:
@@ -271,3 +298,12 @@ class Optimizer:
             options = ", ".join(f"{name}={value}" for name, value in group.items() if name != "params")
             lines.append(f"  {len(group['params'])} parameters, {size} entries: {options}")
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+
+def _loaded(value: Array, param: Tensor) -> Array:
+    """A copy of a moment in the dtype that the parameter's have; as it is, if its numbers leave the range of that."""
+    xp, dtype = array_module(param.data), accumulator(param.dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        found = xp.array(value, dtype=dtype)
+    lost = xp is np and bool((~np.isfinite(found) & np.isfinite(value) | (found == 0) & (value != 0)).any())
+    return np.array(value) if lost else found

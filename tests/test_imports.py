@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LAYERS = [
+FLOORS = [
     ["errors"],
     ["backend"],
     ["messages"],
@@ -16,7 +17,7 @@ LAYERS = [
     ["engine"],
     ["ops"],
     ["kernels"],
-    ["tensor", "autocast"],
+    ["tensor", "autocast", "numpy_protocol"],
     ["creation", "random", "serialize", "instruments"],
     ["checkpointing"],
     ["functional"],
@@ -24,69 +25,72 @@ LAYERS = [
     ["aliases"],
     ["nn", "optim"],
 ]
-ALIASES = ("nn", "optim")  # of the packages, for people who have others of these names
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-STANDARD_OR_DECLARED = {"numpy", "safetensors", "threadpoolctl", "ml_dtypes", "graphviz"}
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+ALIASES = {"minigrad/nn.py", "minigrad/optim.py"}  # of the packages, for people who have others of these names
+BELOW = {"minigrad": {"minigrad"}, "nn": {"minigrad", "nn"}, "optim": {"minigrad", "optim"}}
+AT_IMPORT = {*sys.stdlib_module_names, "numpy", "safetensors", "threadpoolctl"}
+WHEN_USED = {"cupy": "minigrad/backend.py", "ml_dtypes": "minigrad/backend.py"}  # and the one file that imports it
+FILES = sorted(p.relative_to(ROOT) for folder in BELOW for p in (ROOT / folder).rglob("*.py"))
 
 
-def imports(path: Path) -> list[tuple[str, ast.AST]]:
-    """Every module that a file imports, anywhere in it, as dotted names."""
-    found: list[tuple[str, ast.AST]] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Every module that a file imports, as a dotted name, and whether it does so inside of a function."""
+    tree = ast.parse((ROOT / path).read_text())
+    inside = {node for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for node in ast.walk(f)}
+    found: list[tuple[str, bool]] = []
+    for node in ast.walk(tree):
+        names: list[str] = []
         if isinstance(node, ast.Import):
-            found += [(alias.name, node) for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level:
-            package = ".".join(path.relative_to(ROOT).parts[: -node.level])
-            found += [(f"{package}.{node.module}" if node.module else f"{package}.{a.name}", node) for a in node.names]
+            package = ".".join(path.parts[: -node.level])
+            names = [f"{package}.{node.module or alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"minigrad.{a.name}" for a in node.names] if node.module == "minigrad" else [node.module]
-            found += [(name, node) for name in names]
+        found += [(name, node in inside) for name in names]
     return found
-
-
-FILES = sorted(p.relative_to(ROOT) for folder in ("minigrad", "nn", "optim") for p in (ROOT / folder).rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_imports_go_down(path: Path) -> None:
+    """Packages import what is below them, rooms of minigrad what is on their floor or below."""
     package, here = path.parts[0], path.with_suffix("").parts[1]
-    for name, node in imports(ROOT / path):
-        parts = name.split(".")
-        assert parts[0] not in ("torch", "tqdm", "examples", "hypothesis", "pytest"), f"{path} imports {name}"
-        if package != "minigrad":
-            assert parts[0] not in {"nn", "optim"} - {package}, f"{path} imports {name}"
-            assert parts[0] != package or getattr(node, "level", 0), (
-                f"{path} imports {name} by its full name, which may be another's"
-            )
-        else:
-            assert parts[0] not in ("nn", "optim") or here in ALIASES, f"{path} imports {name}"
-            if parts[0] == "minigrad" and len(parts) > 1 and here != "__init__":
-                assert RANK[parts[1]] <= RANK[here], f"{path} imports {name}, which is built on it"
+    for name, _ in imports(path):
+        top, *rest = name.split(".")
+        above = {"nn", "optim"} if path.as_posix() in ALIASES else set()
+        assert top in BELOW[package] | AT_IMPORT | WHEN_USED.keys() | above, f"{path} imports {name}"
+        if package == top == "minigrad" and rest and here != "__init__":
+            assert FLOOR[rest[0]] <= FLOOR[here], f"{path} imports {name}, which is built on it"
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_only_backend_imports_cupy_and_nothing_imports_inside_a_function(path: Path) -> None:
-    tree = ast.parse((ROOT / path).read_text())
-    inside = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
-    for name, node in imports(ROOT / path):
-        assert name.split(".")[0] != "cupy" or path.name == "backend.py"
-        optional = name.split(".")[0] in ("cupy", "ml_dtypes", "graphviz")
-        same = next((n for n in inside if isinstance(n, type(node)) and n.lineno == node.lineno), None)  # type: ignore[attr-defined]
-        assert same is None or optional, f"{path}:{node.lineno} imports {name} inside a function"  # type: ignore[attr-defined]
+def test_only_what_is_optional_is_imported_inside_a_function_and_only_by_one_file(path: Path) -> None:
+    for name, inside in imports(path):
+        owner = WHEN_USED.get(name.split(".")[0])
+        assert inside == (owner is not None), f"{path} imports {name} {'inside' if inside else 'outside'} of a function"
+        assert owner in (None, path.as_posix()), f"{path} imports {name}, which {owner} does for all"
 
 
-def test_no_circles_among_modules_of_one_layer() -> None:
-    graph = {p: {n for n, _ in imports(ROOT / p) if n.startswith(str(p.parts[0]))} for p in FILES}
-    dotted = {".".join(p.with_suffix("").parts): p for p in FILES}
-    seen: dict[Path, int] = {}
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] != "minigrad"], ids=str)
+def test_nn_and_optim_import_themselves_from_a_dot_on(path: Path) -> None:
+    """By the full name they might get another distribution's package."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert not any(name.split(".")[0] == path.parts[0] for name in names), f"{path} imports {names}"
 
-    def visit(path: Path, stack: tuple[Path, ...]) -> None:
-        assert path not in stack, f"a circle: {' -> '.join(map(str, (*stack, path)))}"
-        if path not in seen:
-            for name in graph[path]:
-                if name in dotted:
-                    visit(dotted[name], (*stack, path))
-            seen[path] = 1
+
+def test_no_circles_among_modules() -> None:
+    files = {".".join(path.with_suffix("").parts): path for path in FILES}
+    done: set[Path] = set()
+
+    def visit(path: Path, above: tuple[Path, ...]) -> None:
+        assert path not in above, f"a circle: {' -> '.join(map(str, (*above, path)))}"
+        if path not in done:
+            for name, _ in imports(path):
+                if name in files:
+                    visit(files[name], (*above, path))
+            done.add(path)
 
     for path in FILES:
         visit(path, ())

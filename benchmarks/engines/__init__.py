@@ -23,6 +23,8 @@ class Engine:
     file: str
     package: str
     options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)  # of its process
+    configs: tuple[str, ...] | None = None  # where it is measured; None: everywhere
 
     def installed(self) -> bool:
         """Whether its package can be imported."""
@@ -33,9 +35,14 @@ class Engine:
         return importlib.import_module(f"engines.{self.file}"), self.options
 
 
+# What minigrad asks of glibc's malloc for its own process (minigrad/machine/allocator.py): to keep freed memory.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+
 ENGINES = {
     "minigrad": Engine("minigrad_lm", "minigrad"),
+    "minigrad+recompute": Engine("minigrad_lm", "minigrad", {"recompute_ffn": True}, configs=("cs336",)),
     "torch": Engine("torch_lm", "torch"),
+    "torch+malloc": Engine("torch_lm", "torch", environment=MALLOC),
     "torch.compile": Engine("torch_lm", "torch", {"compiled": True}),
     "jax": Engine("jax_lm", "jax"),
     "tinygrad": Engine("tinygrad_lm", "tinygrad"),

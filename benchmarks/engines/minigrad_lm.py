@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +20,8 @@ Batch = tuple[np.ndarray, np.ndarray]
 class TrainingStep:
     """Called with a batch, it trains the model on it and returns the loss."""
 
-    def __init__(self, config: Config, weights: dict[str, np.ndarray]) -> None:
-        self.model = build_model(config, weights)
+    def __init__(self, config: Config, weights: dict[str, np.ndarray], **options: Any) -> None:
+        self.model = build_model(config, weights, **options)
         self.optimizer = optim.AdamW(self.model.parameters(), **ADAMW)
 
     def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> float:
@@ -42,10 +42,10 @@ class TrainingStep:
         self.optimizer.zero_grad()
 
 
-def build_model(config: Config, weights: dict[str, np.ndarray]) -> nn.TransformerLM:
-    """The model with the given weights."""
+def build_model(config: Config, weights: dict[str, np.ndarray], **options: Any) -> nn.TransformerLM:
+    """The model with the given weights; ``options`` are more arguments of ``nn.TransformerLM``."""
     sizes = (config.vocab_size, config.context_length, config.d_model, config.num_layers, config.num_heads, config.d_ff)
-    model = nn.TransformerLM(*sizes, ROPE_THETA, norm_eps=NORM_EPS, recompute_ffn=config.save_memory)
+    model = nn.TransformerLM(*sizes, ROPE_THETA, norm_eps=NORM_EPS, **options)
     model.load_state_dict(weights)
     return model
 
@@ -60,7 +60,7 @@ def multiplier(a: np.ndarray, b: np.ndarray) -> Callable[[], Any]:
 
 def profile(step: TrainingStep, batches: list[Batch]) -> dict[str, float]:
     """The share of each operation in the time of a step, forward and backward apart, the largest first."""
-    times: Counter[str] = Counter()
+    times: defaultdict[str, float] = defaultdict(float)
     with mg.profile() as profiled:
         for batch in batches:
             step.differentiate(*batch)
@@ -69,5 +69,6 @@ def profile(step: TrainingStep, batches: list[Batch]) -> dict[str, float]:
             times["clip and AdamW"] += time.perf_counter() - start
     for row in profiled.rows:
         times[row.label] += row.own
-    times["recording and the rest"] = profiled.seconds - times.total()
-    return {label: seconds / profiled.seconds for label, seconds in times.most_common()}
+    times["recording and the rest"] = profiled.seconds - sum(times.values())
+    largest_first = sorted(times.items(), key=lambda item: -item[1])
+    return {label: seconds / profiled.seconds for label, seconds in largest_first}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from harness.configs import ADAMW, CONFIGS, MAX_NORM, Config, initial_weights
 import minigrad as mg
 import nn
 import optim
+from gpu.task import Row
 from nn import functional as F
 
 COPY_RATE, PRODUCT_RATE = 4.3e12, 790e12  # bytes/s and bfloat16 FLOP/s, assumed for an H200
@@ -21,7 +23,6 @@ GPU_CONFIGS = {
 }
 WEIGHTS, ADAMW_BYTES = 100_000_000, 28  # for one: it, its gradient and two moments are read, all but that written
 TINY = Config(65, 32, 1, 2, 64, 16, 2)
-Row = tuple[str, str, str]  # what was checked, the figure, and whether it is as it should be
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -44,7 +45,7 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
     split = (batch, heads, length, size)
     angles = np.outer(np.arange(length), np.ones(size // 2)).astype(np.float32)
     cos, sin = np.cos(angles), np.sin(angles)
-    rope = lambda x: F.apply_rope(x, *(mg.asarray(t, device=x.device) for t in (cos, sin)))
+    rope = lambda x: F.apply_rope(x, mg.asarray(cos, device=x.device), mg.asarray(sin, device=x.device))
     attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     padding = np.arange(length) < np.linspace(length / 2, length, batch)[:, None, None, None]
 
@@ -138,8 +139,7 @@ def torch_step(config: Config, precision: str, device: str, compiled: bool = Fal
     if not torch.cuda.is_available():
         raise ImportError("torch without CUDA")
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    model = TransformerLM(config).to(device)
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in initial_weights(config).items()})
+    model = TransformerLM(config, initial_weights(config), compiled).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
     forward = torch.compile(model) if compiled else model
 
@@ -159,5 +159,5 @@ def torch_step(config: Config, precision: str, device: str, compiled: bool = Fal
 STEPS: dict[str, Callable[..., Any]] = {
     "minigrad": minigrad_step,
     "torch eager": torch_step,
-    "torch.compile": lambda *facts: torch_step(*facts, compiled=True),
+    "torch.compile": partial(torch_step, compiled=True),
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-5
 MAX_NORM = 1.0
-ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,6 @@ class Config:
     d_ff: int
     context_length: int
     batch_size: int
-    save_memory: bool = False  # minigrad computes a part of the forward pass twice
 
     @property
     def head_dim(self) -> int:
@@ -53,7 +53,7 @@ class Config:
 CONFIGS = {
     "nano": Config(65, 128, 4, 4, 344, 64, 12),
     "small": Config(256, 256, 6, 8, 688, 256, 16),
-    "cs336": Config(10000, 512, 4, 16, 1344, 256, 4, save_memory=True),
+    "cs336": Config(10000, 512, 4, 16, 1344, 256, 4),
     "long": Config(256, 256, 4, 8, 688, 2048, 1),
 }
 
@@ -64,7 +64,8 @@ def initial_weights(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     d = config.d_model
 
     def matrix(rows: int, columns: int) -> np.ndarray:
-        return draw((rows, columns), np.float32) * np.float32((2 / (rows + columns)) ** 0.5)
+        scaled: np.ndarray = draw((rows, columns), np.float32) * np.float32((2 / (rows + columns)) ** 0.5)
+        return scaled
 
     weights = {"token_embeddings.weight": draw((config.vocab_size, d), np.float32)}
     for i in range(config.num_layers):

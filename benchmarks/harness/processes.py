@@ -13,6 +13,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from engines import ENGINES
+
 from harness.configs import Config
 
 LEAST_FREE_MB = 1024  # a worker is ended before the machine runs out of memory
@@ -34,10 +36,21 @@ class Worker:
     """A process with one engine and one config; ``ask`` has it carry out a command of ``worker.py``.
 
     threads: cores that it may use, for every engine alike; None for all of them and whatever the environment says.
+    checkout: the folder whose packages it imports; None for those that are installed.
     """
 
-    def __init__(self, engine: str, config: Config, weights: Path, threads: int | None, log: Path) -> None:
-        environment = dict(os.environ)
+    def __init__(
+        self,
+        engine: str,
+        config: Config,
+        weights: Path,
+        threads: int | None,
+        log: Path,
+        checkout: Path | None = None,
+    ) -> None:
+        environment = dict(os.environ) | ENGINES[engine].environment
+        if checkout is not None:
+            environment["PYTHONPATH"] = str(checkout)
         if threads is not None:
             environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
         what = {"engine": engine, "config": astuple(config), "weights": str(weights)}

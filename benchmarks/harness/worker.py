@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,22 +30,27 @@ class Trainer:
 
     def __init__(self, engine: str, config: Config, weights: str) -> None:
         self.module, options = ENGINES[engine].load()
+        self.package = ENGINES[engine].package
         measuring.reset_peak()
         self.imported_mb = measuring.resident_mb()
         self.train = self.module.training_step(config, load_file(weights), **options)
         self.batches = batches(config)
+
+    def origin(self) -> str:
+        """The folder that the engine's package was imported from."""
+        return str(Path(sys.modules[self.package].__file__ or "").resolve().parent.parent)
 
     def first_step(self) -> dict[str, Any]:
         """One step, and its loss."""
         seconds, loss = self._step(*next(self.batches))
         return {"seconds": seconds, "loss": loss}
 
-    def turn(self, seconds: float) -> dict[str, Any]:
-        """Steps for about ``seconds``, at least one, after one that wakes threads and caches and doesn't count."""
+    def turn(self, seconds: float, least: int = 1) -> dict[str, Any]:
+        """Steps for about ``seconds``, at least so many, after one that wakes threads and caches and doesn't count."""
         times: list[float] = []
         start = time.perf_counter()
         self._step(*next(self.batches))
-        while not times or time.perf_counter() - start < seconds:
+        while len(times) < least or time.perf_counter() - start < seconds:
             times.append(self._step(*next(self.batches))[0])
         return {"seconds": times, "memory_mb": self.memory()}
 

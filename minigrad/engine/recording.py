@@ -25,6 +25,7 @@ class Mode(NamedTuple):
 
     recording: bool = True
     autocast: Any = None  # the half-precision dtype of products, where autocast is on
+    transforming: bool = False  # whether a transform runs a function in order to differentiate it
     scaled: bool = False  # whether the gradients that are computed are those of a loss times a large number
     blocks: tuple[Setting, ...] = ()  # those that are open, the latest last
     warnings: Any = None  # NumPy's settings outside of all quiet blocks, to be put back after the last of them
@@ -122,14 +123,12 @@ class enable_grad(_Recording):
     """Record inside, also within ``no_grad``: ``with enable_grad():`` or ``@enable_grad()``."""
 
 
-class in_precision(Setting):
+def in_precision(dtype: Any) -> Setting:
     """Inside, autocast rounds to ``dtype``, half precision; None is off.
 
     It is quiet where it is on: half precision overflows early, which is for :class:`optim.GradScaler` to find.
     """
-
-    def __init__(self, dtype: Any) -> None:
-        super().__init__(quiet=dtype is not None, autocast=dtype)
+    return Setting(quiet=dtype is not None, autocast=dtype)
 
 
 def scaled_gradients() -> Setting:

@@ -71,6 +71,10 @@ template <class V> __device__ inline V block_max(V value) {
     return value;
 }
 
+// A mean of squares above LOWEST has lost no digit that counts; an inverse between 1 / LIMIT and LIMIT has a cube.
+#define LOWEST (sizeof(W) == 4 ? W(1e-31) : W(1e-292))
+#define LIMIT (sizeof(W) == 4 ? W(4294967296.0) : W(1e77))
+
 // The elements that a thread takes of a row: packs, blockDim.x of them apart.
 #define FOR_PACKS(c, width) for (long long c = (long long)threadIdx.x * PACK; c < (width); c += (long long)blockDim.x * PACK)
 #define FOR_LANES(k) for (int k = 0; k < PACK; k++)

@@ -26,7 +26,30 @@ extern "C" __global__ void forward(const T* x, const T* weight, const T* bias, T
             squares += n * n;
         }
     }
-    W r = rsqrt(block_sum(squares) / width + eps);
+    W variance = block_sum(squares) / width + eps, scale = 1, largest = 0;
+    if (!isfinite(variance) || variance < LOWEST) {  // squares leave the range: those of a multiple of the row
+        FOR_PACKS(c, width) {
+            W v[PACK];
+            load(x + c, v);
+            FOR_LANES(k) {
+                W n = v[k] - mean - remaining;
+                largest = max(largest, max(n, -n));
+            }
+        }
+        largest = block_max(largest);
+        if (largest > 0 && isfinite(largest)) scale = 1 / largest;
+        squares = 0;
+        FOR_PACKS(c, width) {
+            W v[PACK];
+            load(x + c, v);
+            FOR_LANES(k) {
+                W n = (v[k] - mean - remaining) * scale;
+                squares += n * n;
+            }
+        }
+        variance = block_sum(squares) / width + eps * scale * scale;
+    }
+    W r = rsqrt(variance) * scale;
     FOR_PACKS(c, width) {
         W v[PACK], w[PACK], b[PACK];
         load(x + c, v);

@@ -9,6 +9,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, cast_to
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
+from minigrad.kernels.normed_rows import inverse_rms, within_range
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
 from minigrad.machine.parallel import scratch
 from minigrad.ops import astype, mean, sqrt
@@ -39,6 +40,7 @@ def layer_norm(
     wide = astype(x, accumulator(x.dtype))
     centred = wide - mean(wide, axes, True)
     centred = centred - mean(centred, axes, True)  # the mean of numbers with a large offset is rounded
+    centred, eps = within_range(centred, axes, eps)
     y = centred / sqrt(mean(centred * centred, axes, True) + eps)
     y = y if weight is None else y * weight
     return astype(y if bias is None else y + bias, dtypes(x, weight, bias)[0])
@@ -53,8 +55,7 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) 
     out = np.empty(np.shape(x), work)
     centre, rest, inverse = np.empty((3, len(rows)), work)
     result = matrix_of(out, axes)
-    width = max(rows.shape[1], 1)
-    average = np.full(rows.shape[1], 1 / width, work)
+    average = np.full(rows.shape[1], 1 / max(rows.shape[1], 1), work)
 
     def body(a: int, b: int) -> None:
         y, inv = result[a:b], inverse[a:b]
@@ -62,11 +63,7 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) 
         np.subtract(rows[a:b], centre[a:b, None], out=y)
         np.matmul(y, average, out=rest[a:b])  # the mean of numbers with a large offset is rounded: centre twice
         y -= rest[a:b, None]
-        np.vecdot(y, y, out=inv)
-        inv /= width
-        inv += eps
-        np.sqrt(inv, out=inv)
-        np.divide(1, inv, out=inv)
+        inverse_rms(y, eps, inv)
         y *= inv[:, None]
         if scale is not None:
             y *= scale

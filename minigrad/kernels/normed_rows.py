@@ -10,22 +10,69 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, cast_to
+from minigrad.backend import Array, array_module, array_of, cast_to
 from minigrad.errors import ShapeError
 from minigrad.kernels.rows import as_matrix, total
 from minigrad.machine.parallel import scratch
 from minigrad.messages.arguments import check_eps
+from minigrad.ops.reduce import power_of_two
+
+# By the bytes of a number: a mean of squares above LOWEST has lost no digit that counts. What is between 1 / LIMIT and
+# LIMIT has a cube.
+LOWEST = {info.dtype.itemsize: float(info.tiny / info.eps) for info in map(np.finfo, ("float32", "float64"))}
+LIMIT = {info.dtype.itemsize: 2.0 ** (info.maxexp // 4) for info in map(np.finfo, ("float32", "float64"))}
 
 # ---- a tile ---------------------------------------------------------------------------------------------------------
 
 
+def powers_for(size: Array) -> Array:
+    """Powers of two that bring the largest numbers of rows, ``size``, near to 1."""
+    return np.minimum(1 / power_of_two(size), LIMIT[size.dtype.itemsize] ** 3)
+
+
+def within_range(x: Any, axes: tuple[int, ...], eps: float) -> tuple[Any, Any]:
+    """``x`` and ``eps``, or x times a power of two for each row, and eps times its square, if squares leave the range.
+
+    ``x / √(mean(x²) + eps)`` is the same. To look would be to wait for a GPU: there x is always multiplied.
+    """
+    raw = array_of(x)
+    xp, limit, some = array_module(raw), LIMIT[raw.itemsize], eps > LOWEST[raw.itemsize]
+    if not raw.size:
+        return x, eps
+    size = abs(raw).max(axis=axes, keepdims=True)
+    if xp is np and size.max() <= limit and (some or size.min() >= 1 / limit):
+        return x, eps
+    with np.errstate(over="ignore"):
+        scale = xp.where((size > limit) | (not some), powers_for(size), 1).astype(raw.dtype)
+    return x * scale, eps * scale * scale
+
+
 def inverse_rms(x: Array, eps: float, out: Array) -> None:
-    """``out = 1 / √(mean(x²) + eps)`` of each row."""
-    np.vecdot(x, x, out=out)
-    out /= max(x.shape[1], 1)
-    out += eps
+    """``out = 1 / √(mean(x²) + eps)`` of each row, of multiples of rows where squares leave the range of the dtype."""
+    scale = None
+    if not _mean_square(x, eps, out):
+        with np.errstate(over="ignore", under="ignore"):
+            scale = powers_for(np.abs(x).max(axis=1, initial=0))
+            if eps > LOWEST[x.itemsize]:  # beside which a small number need not be seen
+                scale = np.minimum(scale, 1)
+        _mean_square(x * scale[:, None], eps * scale * scale, out)
     np.sqrt(out, out=out)
     np.divide(1, out, out=out)
+    if scale is not None:
+        out *= scale
+
+
+def _mean_square(x: Array, eps: Any, out: Array) -> bool:
+    """``out = mean(x²) + eps``; whether no digit was lost. NumPy looks for an overflow in any case."""
+    fine = True
+    try:
+        with np.errstate(over="raise", under="ignore"):
+            np.vecdot(x, x, out=out)
+    except FloatingPointError:
+        fine = False
+    out /= max(x.shape[1], 1)
+    out += eps
+    return fine and bool(np.ndim(eps) or eps > LOWEST[x.itemsize] or out.min() > LOWEST[x.itemsize])
 
 
 def normalize(x: Array, weight: Array | None, inverse: Array, out: Array) -> None:
@@ -40,6 +87,15 @@ def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: A
 
     With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r.
     """
+    limit = LIMIT[x.itemsize]
+    if (
+        not 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit
+    ):  # its cube, or g x, may overflow
+        scale = power_of_two(inverse)
+        share = normalize_backward(g, x * scale[:, None], weight, inverse / scale, out)
+        if out is not None:
+            out *= scale[:, None]
+        return share
     gx = np.multiply(g, x, out=scratch(x.shape, x.dtype, "more rows"))
     share = inverse @ gx
     if out is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, cast_to
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
-from minigrad.kernels.normed_rows import inverse_rms, normalize, normalize_backward
+from minigrad.kernels.normed_rows import inverse_rms, normalize, normalize_backward, within_range
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
 from minigrad.ops import astype, mean, sqrt
 
@@ -36,6 +36,7 @@ def rms_norm(x: Array, normalized_shape: Any = None, weight: Array | None = None
     """
     axes = tuple(range(-len(normalized(x, normalized_shape, eps, weight=weight)), 0))
     wide = astype(x, accumulator(x.dtype))
+    wide, eps = within_range(wide, axes, eps)
     y = wide / sqrt(mean(wide * wide, axes, True) + eps)
     return astype(y if weight is None else y * weight, dtypes(x, weight)[0])
 

@@ -1,9 +1,9 @@
 """Memory that a training step frees stays with the process for the next step.
 
-NumPy takes its arrays from ``malloc``. As glibc ships it, an array of 128 kB to 32 MB may be mapped apart, and free
-memory at the top of the heap goes back to the system at once: each step then begins on pages that the kernel must clear
-and map anew, 35 000 of them and 0.34 s in a model of 6 layers and 4096 tokens. The process asks it to keep them. Peak
-memory is the same; what is free between two steps isn't given to other processes.
+NumPy takes its arrays from ``malloc``. By default glibc may map an array of 128 kB to 32 MB apart, and returns free
+memory at the top of the heap to the system at once. Each step then begins on pages that the kernel must clear and map
+anew: 35 000 pages and 0.34 s in a model of 6 layers and 4096 tokens. Here glibc is asked to keep them. Peak memory is
+the same, but other processes don't get what is free between two steps.
 """
 
 from __future__ import annotations

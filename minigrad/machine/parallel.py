@@ -1,12 +1,11 @@
-"""Cache-sized tiles over one thread pool, for the NumPy kernels, in peace with the threads of BLAS.
+"""Cache-sized tiles over one thread pool, for the NumPy kernels, beside the threads of BLAS.
 
-NumPy lets go of the interpreter's lock inside its loops, so plain Python threads run kernels side by side. A kernel is
-written once, as a loop over tiles that fit the L2 cache; whether the tiles run one after the other or over the pool
-only changes the time, never a bit of the result: their boundaries depend on the shape alone, and BLAS works on one
-thread inside.
+NumPy releases the interpreter's lock inside its loops, so plain Python threads run kernels side by side. A kernel is a
+loop over tiles that fit the L2 cache. The tiles run one after the other or over the pool, which changes the time but no
+bit of the result: their boundaries depend on the shape alone, and BLAS works on one thread inside.
 
-OpenBLAS has threads of its own, which after each product spin for some 30 ms in wait of the next and so take a core
-from this pool. At import they are told to sleep instead, see :func:`calm_openblas`.
+OpenBLAS has threads of its own. After a product they spin for some 30 ms, waiting for the next one, and take a core
+from this pool. :func:`calm_openblas` lets them sleep instead.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ def even_step(rows: int, most: float) -> int:
 def run(tasks: Sequence[Task], work_ns: float = math.inf) -> None:
     """Run independent callables over the pool, the caller's thread among the workers, and wait for all of them.
 
-    They run one after the other where ``work_ns``, their time on one core, is too short to be worth sharing, and inside
-    of another such call. The first exception, in the order of the tasks, is raised here once all workers are done.
+    ``work_ns`` is their time on one core. They run one after the other if it is too short to be worth sharing, and
+    inside of another such call. The first exception, in the order of the tasks, is raised here once all workers end.
 
     >>> done = []
     >>> run([lambda: done.append(1), lambda: done.append(2)])
@@ -279,10 +278,10 @@ def blas_threads(n: int) -> Iterator[None]:
 def calm_openblas() -> bool:
     """Let idle threads of OpenBLAS sleep almost at once; whether that was done.
 
-    OpenBLAS reads ``OPENBLAS_THREAD_TIMEOUT`` when NumPy is imported, usually before us. So its own two functions are
-    called that read the environment again and end its threads; the next product starts them anew. That is what happens
-    in any ``os.fork()``, and as unsafe as that while another thread is inside of BLAS: nothing is done then, nor if the
-    user has set the variable (26 is the library's default), nor in builds of BLAS without these functions.
+    OpenBLAS reads ``OPENBLAS_THREAD_TIMEOUT`` when NumPy is imported, usually before us. Two functions of its own read
+    the environment again and end its threads; the next product starts new ones. ``os.fork()`` does the same. It is
+    unsafe while another thread is inside of BLAS. So nothing is done beside other threads, nor if the user has set the
+    variable (26 is the library's default), nor in builds of BLAS without these functions.
     """
     name = "OPENBLAS_THREAD_TIMEOUT"
     alone = all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate())

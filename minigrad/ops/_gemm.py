@@ -1,7 +1,7 @@
-"""Batched products of matrices on a GPU: cuBLAS reads transposed, sliced and broadcast operands where they lie.
+"""Batched products of matrices on a GPU: cuBLAS reads transposed, sliced and broadcast operands without a copy.
 
-``cupy.matmul`` copies them first, multiplies half precision in float32, and takes no notice of TF32. What it calls in
-cuBLAS is no public part of CuPy: a test pins the arguments, and where there are others ``cupy.matmul`` does the work.
+``cupy.matmul`` copies such operands first, multiplies half precision in float32, and ignores TF32. The function of
+cuBLAS is no public part of CuPy. So a test pins its arguments; if they differ, ``cupy.matmul`` does the work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCALARS = [np.array([1, 0], dtype) for dtype in ("float32", "float64")]  # alpha
 
 
 class Kind(NamedTuple):
-    """What cuBLAS has to know of a dtype: a cudaDataType_t, in what it sums, and where 1 and 0 of that are."""
+    """A dtype for cuBLAS: its cudaDataType_t, the type of its sums, and the addresses of a 1 and a 0 of that type."""
 
     data: int
     compute: int
@@ -126,7 +126,7 @@ def _readable(x: Array) -> Array:
 
 
 def _fitting(x: Array, y: Array, lead: tuple[int, ...]) -> _Call | None:
-    """The product as few calls of cuBLAS that read x and y where they lie; None where that can't be."""
+    """The product in a few calls of cuBLAS, without a copy of x or y; None where that is impossible."""
     layouts = _layout(y) or (0, 0), _layout(x) or (0, 0)
     size = x.shape[-2] * y.shape[-1]
     steps_out = [size * math.prod(lead[axis + 1 :]) for axis in range(len(lead))]
@@ -139,7 +139,7 @@ def _fitting(x: Array, y: Array, lead: tuple[int, ...]) -> _Call | None:
 
 
 def _layout(x: Array) -> tuple[int, int] | None:
-    """Whether the matrices of x are transposed, and how far apart their rows (or columns) are; None if neither fits."""
+    """Whether the matrices of x are transposed, and the distance of their rows (or columns); None if neither fits."""
     shape, steps = x.shape[-2:], [step // x.itemsize for step in x.strides[-2:]]
     for transposed, (far, near) in enumerate(((0, 1), (1, 0))):
         dense = steps[near] == 1 or shape[near] == 1
@@ -155,7 +155,7 @@ def _steps(x: Array, lead: tuple[int, ...]) -> list[int]:
 
 
 def _merged(sizes: Sequence[int], *steps: Sequence[int]) -> list[tuple[int, ...]]:
-    """Axes as (size, steps …), those merged that all operands walk through evenly."""
+    """Axes as (size, steps …). Neighbours are merged if one step serves both, in every operand."""
     axes: list[tuple[int, ...]] = []
     for size, *inner in zip(sizes, *steps, strict=True):
         if axes and all(outer == size * step for outer, step in zip(axes[-1][1:], inner, strict=True)):

@@ -38,7 +38,7 @@ def add_rows(shape: tuple[int, ...], dtype: DType, ids: Array, g: Array) -> Arra
 
 
 def _add_grouped(xp: Any, table: Array, ids: Array, rows: Array) -> None:
-    """Rows are taken together by how often their id occurs: all ids with c rows are one (n, c, width) sum.
+    """Sum the rows of all ids that occur equally often at once: n ids with c rows each are one (n, c, width) sum.
 
     50 000 rows of 64 float32 take 2 to 3 times as long as ``table[ids]``; np.add.at takes 4 (flat) to 20, reduceat 10.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, is_array, is_half, to_device_of
+from minigrad.backend import Array, array_module, array_of, is_array, is_half, is_on_gpu, to_device_of
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
@@ -37,11 +37,11 @@ def plain_index(index: Any) -> Any:
 
 
 def placed(index: Any, x: Array) -> Any:
-    """An index for ``x``, its arrays checked against the lengths of the axes and moved beside x where that is a GPU.
+    """An index for ``x``. If x is on a GPU, arrays in the index are checked against its axes and moved there.
 
-    CuPy would wrap indices out of range silently. Those on the host are checked there; those on a GPU make it wait.
+    CuPy would wrap indices out of range silently. The check of an array on the GPU waits for the GPU.
     """
-    if isinstance(x, np.ndarray):
+    if not is_on_gpu(x):
         return index
     check_indices(x.shape, index)
     parts = index if isinstance(index, tuple) else (index,)
@@ -239,7 +239,7 @@ def _last_of(out: Array, indices: Array, values: Array, axis: int) -> Array:
 
 
 def _stays(indices: Array, axis: int, shape: tuple[int, ...]) -> Array:
-    """Which of the values put at ``indices`` are not overwritten by a later one: those whose number is the largest."""
+    """Which of the values put at ``indices`` stay: at each place the last one, whose number is the largest."""
     xp = array_module(indices)
     number = xp.arange(indices.size).reshape(indices.shape)
     owner = xp.full(shape, -1)

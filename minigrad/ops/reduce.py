@@ -2,16 +2,23 @@
 
 Half-precision inputs are accumulated in float32 and rounded once, at the end. ``where`` leaves elements out, as in
 NumPy: it is a mask, True for those that count.
+
+A norm may be a number of its dtype where the squares of the elements are not. The plain sum is formed first. Only where
+it overflowed, or is so small that its terms lost digits, the elements are divided by a power of two near the largest,
+which changes no digit, and the result is multiplied by it. To look at a sum would be to wait for a GPU: there norms and
+deviations are always scaled.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, accumulator, array_module, cast_to, is_half
+from minigrad.backend import Array, Axes, accumulator, array_module, array_of, cast_to, is_half, is_on_gpu
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError
@@ -25,6 +32,8 @@ __all__ = [
     "sum", "var",
 ]
 # fmt: on
+
+EXACT_SHIFT = 16  # the rounding of a smaller logarithm changes e^(x - log) by 8 units in the last place at most
 
 over_axes = [
     sample((2, 3)),
@@ -60,6 +69,60 @@ def chosen(x: Array, mask: Array | None, neutral: float = 0) -> Array:
     return x if mask is None else xp.where(xp.broadcast_to(mask, x.shape), x, neutral)
 
 
+# ---- the range of a dtype -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _smallest(dtype: Any) -> tuple[float, float]:
+    """The smallest normal number of a dtype, and the smallest sum in which errors of terms below that don't count."""
+    info = np.finfo(dtype)
+    return float(info.tiny), float(info.tiny / info.eps)
+
+
+def in_range(x: Array, form: Callable[[Array], Array], far: float = math.inf) -> Array | None:
+    """A sum of squares or powers that ``form`` makes of x, None where one overflowed or the sum has lost digits.
+
+    NumPy looks for an overflow in any case, so that asking for an error costs nothing. Sums outside of 1/far … far are
+    refused too.
+    """
+    if is_on_gpu(x) and x.size:
+        return None
+    try:
+        with np.errstate(over="raise", under="ignore", divide="ignore", invalid="ignore"):
+            total = form(x)
+    except FloatingPointError:
+        return None
+    low = _smallest(x.dtype)[1]
+    if x.size and float(total if total.ndim == 0 else total.min()) < (low if low > 1 / far else 1 / far):
+        return None
+    return None if x.size and far < math.inf and float(total.max()) > far else total
+
+
+def share_of(g: Array, size: Array) -> Array | None:
+    """``g / size``; None where a size is 0, or a digit is lost to the range of the dtype."""
+    if is_on_gpu(array_of(g)):
+        return None
+    try:
+        with np.errstate(all="raise"):
+            share = array_of(g) / array_of(size)
+    except FloatingPointError:
+        return None
+    return g / size if hasattr(g, "_data") else share
+
+
+def power_of_two(sizes: Array) -> Array:
+    """For each size a power of two that isn't larger, and more than half of it; 1 for 0 and what is not finite."""
+    xp = array_module(sizes)
+    power = xp.ldexp(xp.ones_like(sizes), xp.frexp(sizes)[1] - 1)
+    return xp.where((sizes > 0) & xp.isfinite(sizes), power, 1).astype(sizes.dtype)
+
+
+def scale_of(x: Array, axis: Axes, mask: Array | None = None) -> Array:
+    """A power of two near the largest ``|x|`` over ``axis``, whose axes stay with length 1."""
+    xp = array_module(x)
+    return power_of_two(xp.asarray(xp.max(xp.abs(chosen(x, mask)), axis=axis, keepdims=True)))
+
+
 # ---- sums and means -------------------------------------------------------------------------------------------------
 
 
@@ -91,10 +154,20 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     x = xp.asarray(x)
     n = counted(x.shape, axis, where)
     floating = x.dtype if x.dtype.kind not in "biu" else np.dtype(np.float64)
-    total = xp.sum(chosen(x, where), axis=axis, keepdims=keepdims, dtype=accumulator(floating))
-    n = n if isinstance(n, int) else n.reshape(total.shape)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return cast_to(xp.asarray(total / xp.asarray(n, dtype=total.dtype)), floating)
+    wide = accumulator(floating)
+
+    def quotient(x: Array) -> Array:
+        total = xp.sum(chosen(x, where), axis=axis, keepdims=keepdims, dtype=wide)
+        return xp.asarray(total / xp.asarray(n if isinstance(n, int) else n.reshape(total.shape), dtype=wide))
+
+    with np.errstate(invalid="ignore", divide="ignore", over="raise"):
+        try:
+            out = quotient(x)
+        except FloatingPointError:  # of the sum
+            scale = scale_of(x.astype(wide, copy=False), axis, where)
+            out = quotient(x / scale)
+            out = out * scale.reshape(out.shape)
+    return cast_to(out, floating)
 
 
 def _mean_rule(g: Array, x_shape: Any, x_dtype: Any, axis: Axes, keepdims: bool, where: Array | None) -> Array:
@@ -120,7 +193,8 @@ def var(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, wher
     >>> print(float(var(np.array([1e8 + 1, 1e8 + 3]))))
     1.0
     """
-    return cast_to(_wide_var(x, axis, ddof, keepdims, where), _floating(x))
+    variance, scale = _scaled_var(x, axis, ddof, keepdims, where)
+    return cast_to(variance if scale is None else variance * scale * scale, _floating(x))
 
 
 def _floating(x: Array) -> Any:
@@ -129,14 +203,23 @@ def _floating(x: Array) -> Any:
     return dtype if dtype.kind not in "biu" else np.dtype(np.float64)
 
 
-def _wide_var(x: Array, axis: Axes, ddof: int, keepdims: bool, mask: Array | None) -> Array:
-    xp = array_module(x)
-    wide = xp.asarray(x).astype(accumulator(_floating(x)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        off = _centred(wide, axis, mask)
-        total = xp.asarray(xp.sum(off * off, axis=axis, keepdims=keepdims))
-        n = xp.asarray(counted(wide.shape, axis, mask), dtype=wide.dtype)
-        return xp.asarray(total / xp.maximum(n.reshape(total.shape if n.ndim else ()) - ddof, 0))
+def _scaled_var(x: Array, axis: Axes, ddof: int, keepdims: bool, mask: Array | None) -> tuple[Array, Array | None]:
+    """The variance of x, or of x over a scale and that scale; wide in either case."""
+    wide = array_module(x).asarray(x).astype(accumulator(_floating(x)), copy=False)
+    xp, n = array_module(wide), counted(wide.shape, axis, mask)
+
+    def squares(x: Array) -> Array:
+        off = _centred(x, axis, mask)
+        return xp.asarray(xp.sum(off * off, axis=axis, keepdims=keepdims))
+
+    total, scale = in_range(wide, squares), None
+    with np.errstate(invalid="ignore", divide="ignore", under="ignore"):
+        if total is None:
+            scale = scale_of(wide, axis, mask)
+            total = squares(wide / scale)
+            scale = scale.reshape(total.shape)
+        n = xp.asarray(n if isinstance(n, int) else n.reshape(total.shape), dtype=wide.dtype)
+        return xp.asarray(total / xp.maximum(n - ddof, 0)), scale
 
 
 def _centred(x: Array, axis: Axes, mask: Array | None) -> Array:
@@ -169,14 +252,26 @@ def std(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, wher
     >>> print(float(std(np.array([1.0, 3.0]))))
     1.0
     """
-    return cast_to(array_module(x).sqrt(_wide_var(x, axis, ddof, keepdims, where)), _floating(x))
+    variance, scale = _scaled_var(x, axis, ddof, keepdims, where)
+    root = array_module(x).sqrt(variance)
+    return cast_to(root if scale is None else root * scale, _floating(x))
 
 
-std.defvjp(
-    lambda g, x, out, axis, ddof, keepdims, where: (
-        broadcast_back(safe_divide(g, out), x.shape, axis, keepdims) * _off_centre(x, axis, ddof, where)
-    )
-)
+def _std_rule(g: Array, x: Array, out: Array, axis: Axes, ddof: int, keepdims: bool, where: Array | None) -> Array:
+    """``g (x - mean) / ((n - ddof) std)``: g over the deviation first, which is smaller, if that loses no digit."""
+
+    def back(part: Array) -> Array:
+        return broadcast_back(part, x.shape, axis, keepdims)
+
+    share, sizes = share_of(g, out), array_of(out)
+    low = 4 * math.prod(x.shape) * _smallest(accumulator(x.dtype))[0]
+    if share is not None and (not x.size or float(sizes.min()) > low or not ((sizes > 0) & (sizes < low)).any()):
+        return back(share) * _off_centre(x, axis, ddof, where)
+    scale = power_of_two(array_of(out))
+    return back(g) * safe_divide(_off_centre(x / back(scale), axis, ddof, where), back(out / scale))
+
+
+std.defvjp(_std_rule)
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
@@ -191,13 +286,25 @@ def root_sum_square(x: Array, axis: Axes, keepdims: bool) -> Array:
     """``√(Σ x²)``; its gradient x / norm is 0 where the norm is 0."""
     xp = array_module(x)
     x = xp.asarray(x)
-    wide = x.astype(accumulator(x.dtype))
-    return cast_to(xp.asarray(xp.sqrt(xp.sum(wide * wide, axis=axis, keepdims=keepdims))), x.dtype)
+    wide = x.astype(accumulator(x.dtype), copy=False)
+    total = in_range(wide, lambda a: xp.sum(a * a, axis=axis, keepdims=keepdims))
+    if total is not None:
+        return cast_to(xp.asarray(xp.sqrt(total)), x.dtype)
+    scale = scale_of(wide, axis)
+    with np.errstate(under="ignore"):
+        root = xp.asarray(xp.sqrt(xp.sum((wide / scale) ** 2, axis=axis, keepdims=keepdims)))
+    return cast_to(root * scale.reshape(root.shape), x.dtype)
 
 
-root_sum_square.defvjp(
-    lambda g, x, out, axis, keepdims: x * broadcast_back(safe_divide(g, out), x.shape, axis, keepdims),
-)
+def _root_rule(g: Array, x: Array, out: Array, axis: Axes, keepdims: bool) -> Array:
+    """``g x / norm``: g over the norm first, which is smaller, if that loses no digit."""
+    share = share_of(g, out)
+    if share is not None:
+        return x * broadcast_back(share, x.shape, axis, keepdims)
+    return broadcast_back(g, x.shape, axis, keepdims) * safe_divide(x, broadcast_back(out, x.shape, axis, keepdims))
+
+
+root_sum_square.defvjp(_root_rule)
 
 
 @primitive(precision="wide", part_of="norm", kinks=(0,), samples=_powers)
@@ -205,15 +312,25 @@ def root_sum_power(x: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
     """``(Σ |x|^p)^(1/p)`` for any p but 0 and ±∞; an element that is 0 receives the gradient 0."""
     xp = array_module(x)
     x = xp.asarray(x)
-    wide = xp.abs(x.astype(accumulator(x.dtype)))
+    wide = xp.abs(x.astype(accumulator(x.dtype), copy=False))
+    far = math.exp(16 * abs(ord)) if abs(ord) < 40 else math.inf  # a root is off by its logarithm in units
+    total = in_range(wide, lambda a: xp.sum(a**ord, axis=axis, keepdims=keepdims), far)
     with np.errstate(divide="ignore"):
-        return cast_to(xp.asarray(xp.sum(wide**ord, axis=axis, keepdims=keepdims) ** (1 / ord)), x.dtype)
+        if total is not None:
+            return cast_to(xp.asarray(total ** (1 / ord)), x.dtype)
+        top = xp.asarray((xp.max if ord > 0 else xp.min)(wide, axis=axis, keepdims=True))  # what counts most
+        top = xp.where(xp.isfinite(top) & (top > 0), top, 1).astype(wide.dtype)
+        with np.errstate(over="ignore", under="ignore"):
+            total = xp.sum((wide / top) ** ord, axis=axis, keepdims=keepdims)
+        root = xp.asarray(total ** (1 / ord))
+        return cast_to(root * top.reshape(root.shape), x.dtype)
 
 
 def _power_norm_rule(g: Array, x: Array, out: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
     size, total = absolute(x), broadcast_back(out, x.shape, axis, keepdims)
     zero = (size == 0) | (total == 0)
-    ratio = where(zero, 1, size) / where(zero, 1, total)
+    with np.errstate(over="ignore", under="ignore"):
+        ratio = where(zero, 1, size) / where(zero, 1, total)
     return where(zero, 0, broadcast_back(g, x.shape, axis, keepdims) * sign(x) * ratio ** (ord - 1))
 
 
@@ -363,17 +480,25 @@ def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     return cast_to(xp.asarray(total), x.dtype if x.dtype.kind not in "biu" else wide.dtype)
 
 
-def softmax_from(x: Array, total: Array) -> Array:
-    """``e^(x - total)``, 0 where the log of the total is not finite."""
-    finite = isfinite(total)
-    return exp(where(finite, x, -math.inf) - where(finite, total, 0))
+def _logsumexp_rule(g: Array, x: Array, out: Array, axis: Axes, keepdims: bool) -> Array:
+    """g times the softmax ``e^(x - out)``, 0 where ``out`` is not finite.
+
+    A large ``out`` is rounded by more than a softmax may be off: there it is divided by its sum, which should be 1.
+    """
+
+    def back(part: Array) -> Array:
+        return broadcast_back(part, x.shape, axis, keepdims)
+
+    logarithm = array_of(out)
+    if not is_on_gpu(logarithm) and logarithm.size and float(abs(logarithm).max()) < EXACT_SHIFT:
+        return back(g) * exp(x - back(out))
+    finite = isfinite(out)
+    with np.errstate(over="ignore", under="ignore"):
+        weights = exp(where(back(finite), x, -math.inf) - back(where(finite, out, 0)))
+    return back(safe_divide(g, sum(weights, axis, keepdims))) * weights
 
 
-logsumexp.defvjp(
-    lambda g, x, out, axis, keepdims: (
-        broadcast_back(g, x.shape, axis, keepdims) * softmax_from(x, broadcast_back(out, x.shape, axis, keepdims))
-    )
-)
+logsumexp.defvjp(_logsumexp_rule)
 
 # ---- counts and places: no derivative -------------------------------------------------------------------------------
 

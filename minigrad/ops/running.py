@@ -12,7 +12,7 @@ from minigrad.engine.core import primitive
 from minigrad.engine.registry import sample
 from minigrad.ops.piecewise import zeros_like
 from minigrad.ops.reduce import broadcast_back, chosen, masked, over_axes
-from minigrad.ops.shape import concatenate, flip, moveaxis, reshape
+from minigrad.ops.shape import as_tuple, concatenate, flip, moveaxis, reshape
 
 __all__ = ["cumprod", "cumsum", "prod"]
 
@@ -35,7 +35,7 @@ def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
 
 def product_of_others(x: Array, axis: Axes) -> Array:
     """For each element the product of all others along ``axis``: exclusive products from both sides, no division."""
-    axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = tuple(range(x.ndim)) if axis is None or not x.ndim else as_tuple(axis)
     last = tuple(range(x.ndim - len(axes), x.ndim))
     moved = moveaxis(x, axes, last)
     n = math.prod(moved.shape[a] for a in last)

@@ -11,6 +11,7 @@ import ast
 import asyncio
 import copy
 import errno
+import math
 import operator
 import os
 import pickle
@@ -83,6 +84,7 @@ def names() -> dict[str, Any]:
     made = {"x": mg.Tensor(np.ones((2, 3)), requires_grad=True) * 1.0, "v": v, "w": w, "c": mg.Tensor([1.0, 2.0])}
     functions = {"exp": exp, "halve": halve, "stream": stream, "wrong": wrong, "cube": cube}
     modules = {"mg": mg, "nn": nn, "F": F, "optim": optim, "np": np, "torch": torch, "copy": copy, "pickle": pickle}
+    modules["math"] = math
     return {**made, **functions, **modules, "y": (v * v).sum()}
 
 

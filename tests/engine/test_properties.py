@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import torch
 from hypothesis import given
-from ops.test_registry import check_close, differentiated, upstream
+from support.cases import check_close, differentiated, upstream
 from support.twins import twin
 
 import minigrad as mg
@@ -81,7 +81,7 @@ def test_indices(data, seed):
         index = tuple(slice(None) if part is ... else part for part in index)
     (x,) = numbers(seed, shape)
     values, grads = differentiated(mg.getitem, [x], {"index": index})
-    check_close(values, [x[index]], 0, 0)
+    check_close(values, [x[index]], roundings=0)
     places = np.ravel(np.arange(x.size).reshape(shape)[index]).astype(int)
     check_close([g.ravel() for g in grads], [counted(places, np.ravel(upstream(values)[0]), x.size)])
 
@@ -136,5 +136,5 @@ def test_rearranging(data, seed):
     moved = getattr(np, name)(np.arange(x.size).reshape(shape), **calls[name])
     places = np.concatenate([np.ravel(p) for p in (moved if isinstance(moved, list) else [moved])]).astype(int)
     weights = np.concatenate([np.ravel(g) for g in upstream(values)])
-    check_close([np.concatenate([np.ravel(v) for v in values])], [x.ravel()[places]], 0, 0)
+    check_close([np.concatenate([np.ravel(v) for v in values])], [x.ravel()[places]], roundings=0)
     check_close([g.ravel() for g in grads], [counted(places, weights, x.size)])

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from ops.test_registry import FINITE, opened, over
+from support.cases import FINITE, opened, over
 
 import minigrad as mg
 from minigrad.backend import array_module, array_of

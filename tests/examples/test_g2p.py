@@ -69,8 +69,9 @@ def test_it_learns_a_regular_language_and_says_words_that_it_never_saw(
     assert held_out["word_errors"] == held_out["phoneme_errors"] == 0
     assert held_out["averaged"] == [135, 140, 145, 150][-len(held_out["averaged"]) :]
     test = lexicon.Lexicon.of(lexicon.read_dictionary()).parts["test"]
-    assert f"{len(test)} held-out words" in shown
-    assert f"mean of {len(held_out['averaged'])} checkpoints, beam 2: 0.00% of the phonemes wrong" in shown
+    assert held_out["words"] == len(test) and held_out["validation"]["word_errors"] == 0
+    assert f"mean of {len(held_out['averaged'])} checkpoints, beam 2:" in shown
+    assert "test words: 0.00% (95 % interval 0.00 to 0.00) of the words wrong" in shown
 
     word, ((*spoken,), *_) = next(iter(test.items()))
     assert g2p.main(["--checkpoint", str(tmp_path / "run"), "--say", f"{word.upper()} dabote"]) == 0
@@ -82,7 +83,31 @@ def test_it_learns_a_regular_language_and_says_words_that_it_never_saw(
     assert [re.split(r" {2,}", row.strip())[0] for row in rows] == ["these weights"] * 2 + [
         f"mean of {len(held_out['averaged'])} checkpoints"
     ] * 2
-    assert rows[-1].split()[-1] == "0.00%"
+    assert rows[-1].endswith("0.00% (95 % interval 0.00 to 0.00) of the phonemes")
+
+
+def test_only_the_end_of_a_run_reads_the_test_words(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    errors = g2p.Speaker.errors
+
+    def record(speaker: g2p.Speaker, words: lexicon.Lexicon, part: str, count: int = 0) -> lexicon.Errors:
+        read.append(part)
+        return errors(speaker, words, part, count)
+
+    monkeypatch.setattr(g2p.Speaker, "errors", record)
+    assert train("run", "--max-iters 2 --eval-interval 1 --split lemma") == 0
+    assert read == ["validation"] * 4 + ["test"]
+    held_out = json.loads((tmp_path / "run" / "held_out.json").read_text())
+    assert held_out["split"] == "lemma"
+    assert held_out["word_errors_low"] <= held_out["word_errors"] <= held_out["word_errors_high"]
+    assert metrics(tmp_path / "run")[-1]["word_errors_high"] >= metrics(tmp_path / "run")[-1]["word_errors"]
+    read.clear()
+    assert g2p.main(["--resume", str(tmp_path / "run"), "--eval-only"]) == 0
+    assert read and set(read) == {"validation"}
+    assert train("run", "--max-iters 3 --split word") == 2
+    assert "--split: the run that is continued has 'lemma', got 'word'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

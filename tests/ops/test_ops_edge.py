@@ -277,6 +277,23 @@ def test_values_put_into_integers_are_not_cut():
     assert mg.put_along_axis(np.zeros(2, int), np.array([1]), 0.5, 0).tolist() == [0, 0.5]
 
 
+def test_an_index_of_shape_is_a_number_also_to_the_gradient():
+    x, i = [1.0, 5.0, 2.0], np.array(1)
+    check(lambda x: x[i] * x[i], [x], 25, [[0, 10, 0]])
+    check(lambda x: x.take(i) * 2, [x], 10, [[0, 2, 0]])
+    check(lambda x: x[x.argmax()] ** 3, [x], 125, [[0, 75, 0]])
+    check(lambda x: x.take(i, 0) * x, [x], [5, 25, 10], [[5, 13, 5]])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_dropout_of_a_number(seed):
+    mg.random.seed(seed)
+    x = mg.Tensor(3.0, requires_grad=True)
+    out = F.dropout(x, 0.5)
+    (out * out).backward()
+    assert (out.item(), x.grad.item()) in [(0.0, 0.0), (6.0, 24.0)]  # (2x)², if it is kept
+
+
 # ---- reductions -----------------------------------------------------------------------------------------------------
 
 
@@ -299,6 +316,8 @@ def test_numpy_reduces_scalars_over_an_axis(axis):
     check(lambda x: x.sum(axis=axis), [2.0], 2, [1])
     check(lambda x: x.mean(axis=axis), [2.0], 2, [1])
     check(lambda x: x.max(axis=axis), [2.0], 2, [1])
+    check(lambda x: x.prod(axis=axis), [2.0], 2, [1])
+    check(lambda x: x.prod(axis=axis, keepdims=True), [0.0], 0, [1])
 
 
 def test_means_of_nothing_are_nan_in_silence():

@@ -1,7 +1,7 @@
 """Every registered operation against NumPy, torch and finite differences, with every dtype and awkward input.
 
-Nothing here names an operation, apart from the lists of exceptions: whoever registers one gets these tests for free.
-``python tests/support/registry_table.py`` prints how many cases of each kind there are.
+Nothing here names an operation: whoever registers one gets these tests for free. The cases are in ``support/cases.py``,
+and ``PYTHONPATH=.:tests python -m support.registry_table`` counts them.
 """
 
 import doctest
@@ -11,135 +11,51 @@ import inspect
 import pkgutil
 import warnings
 import weakref
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.cases import (
+    CASES,
+    DIFFERENTIABLE,
+    FINITE,
+    FUSED,
+    IN_NUMPY,
+    IN_TORCH,
+    LAYOUTS,
+    NUMPYS,
+    OPERATIONS,
+    WHOLE,
+    WITHOUT_DERIVATIVE,
+    Case,
+    check_close,
+    differentiated,
+    emptied,
+    leaf,
+    listed,
+    opened,
+    over,
+    scalars,
+    upstream,
+)
 from support.twins import twin
 
+import minigrad
 import minigrad as mg
-import minigrad.kernels
 import nn
 import optim
-from minigrad.engine.fused import Fused
-from minigrad.engine.registry import Operation
 from minigrad.errors import MiniGradError
-from minigrad.testing import sample_inputs
-
-for module in pkgutil.iter_modules(minigrad.kernels.__path__):
-    importlib.import_module(f"minigrad.kernels.{module.name}")
-
-# Results are integers, booleans or constants: nothing to differentiate. The docstring of each says so.
-WITHOUT_DERIVATIVE = {
-    *("all", "any", "argmax", "argmin", "argsort", "count_nonzero", "isfinite", "isinf", "isnan", "stop_gradient"),
-}
-# Called by other operations and rules, whose arguments they may trust.
-PARTS = {
-    *("add_at", "clip_to_numbers", "einsum_explicit", "linear_recurrence", "pad_constant", "root_sum_power"),
-    *("root_sum_square", "transfer", "gaussian"),
-}
-OPERATIONS = {k: op for k, op in sorted(mg.REGISTRY.items()) if op.function.__module__.startswith("minigrad")}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One sample of one operation."""
-
-    operation: Operation[Any]
-    number: int
-
-    def inputs(self, dtype: Any = np.float64) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with random arrays, the same at every call."""
-        return sample_inputs(self.operation, zlib.crc32(self.operation.name.encode()), dtype)[self.number]
-
-    def is_finite(self) -> bool:
-        return all(np.isfinite(a).all() for a in opened(self.inputs()[0])[0])
-
-
-def opened(args: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """The floating-point arrays among ``args``, also in lists, and a function that puts others in their places."""
-
-    def is_leaf(value: Any) -> bool:
-        return isinstance(value, np.ndarray) and value.dtype.kind == "f"
-
-    flat = [v for value in args for v in (value if isinstance(value, list) else [value]) if is_leaf(v)]
-
-    def join(arrays: Sequence[Any]) -> list[Any]:
-        rest = iter(arrays)
-        return [
-            [next(rest) if is_leaf(v) else v for v in value] if isinstance(value, list)
-            else next(rest) if is_leaf(value) else value
-            for value in args
-        ]  # fmt: skip
-
-    return flat, join
-
-
-def listed(value: Any) -> list[Any]:
-    """A result as the list of the arrays in it."""
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def leaf(array: Any) -> mg.Tensor:
-    """A Tensor that requires a gradient, on the memory of ``array``."""
-    tensor = mg.asarray(array)
-    tensor.requires_grad = True
-    return tensor
-
-
-def upstream(outs: Sequence[Any], seed: int = 7) -> list[Any]:
-    """Random gradients of results."""
-    rng = np.random.default_rng(seed)
-    return [np.asarray(rng.normal(size=np.shape(out))).astype(out.dtype) for out in outs]
-
-
-def differentiated(
-    operation: Callable[..., Any], args: Any, kwargs: Any, layout: Any = lambda a: a
-) -> tuple[list[Any], list[Any]]:
-    """Results and gradients for random upstream gradients, as arrays; arrays go in as ``layout`` arranges them."""
-    arrays, join = opened(args)
-    leaves = [leaf(layout(a)) for a in arrays]
-    outs = listed(operation(*join(leaves), **kwargs))
-    recorded = [(out, layout(g)) for out, g in zip(outs, upstream(outs), strict=True) if out.requires_grad]
-    found = mg.grad([o for o, _ in recorded], leaves, [g for _, g in recorded], allow_unused=True)
-    grads = [np.zeros(a.shape, a.dtype) if g is None else g.data for a, g in zip(arrays, found, strict=True)]
-    return [out.data for out in outs], grads
-
-
-def check_close(ours: Sequence[Any], theirs: Sequence[Any], rtol: float = 1e-11, atol: float = 1e-12) -> None:
-    for a, b in zip(ours, theirs, strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        assert a.shape == b.shape
-        assert a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, rtol, atol)
-
-
-CASES = [Case(op, k) for op in OPERATIONS.values() for k in range(len(sample_inputs(op, 0)))]
-DIFFERENTIABLE = [case for case in CASES if case.operation.name not in WITHOUT_DERIVATIVE]
-FINITE = [case for case in DIFFERENTIABLE if case.is_finite()]
-IN_NUMPY, IN_TORCH = ([case for case in CASES if twin(case.operation, module)] for module in (np, torch))
-WHOLE = [case for case in CASES if case.operation.name not in PARTS]
-NUMPYS = [case for case in WHOLE if case in IN_NUMPY and case.operation.function.__module__.startswith("minigrad.ops")]
-FUSED = [case for case in CASES if isinstance(case.operation, Fused)]
-
-
-def over(cases: Sequence[Case]) -> Any:
-    return pytest.mark.parametrize("case", cases, ids=[f"{case.operation.name}-{case.number}" for case in cases])
-
 
 # ---- values and derivatives -----------------------------------------------------------------------------------------
 
 
 @over(IN_NUMPY)
 def test_numpy(case):
-    """The value is that of the NumPy function, or of the definition of a fused operation."""
+    """The value is that of the NumPy function, or of the formula in NumPy."""
     args, kwargs = case.inputs()
     theirs = listed(twin(case.operation, np)(*args, **kwargs))
-    check_close(listed(case.operation(*args, **kwargs)), theirs, rtol=1e-13)
+    check_close(listed(case.operation(*args, **kwargs)), theirs)
 
 
 def torch_of(value: Any) -> Any:
@@ -183,9 +99,8 @@ def test_kernel_is_its_definition(case, dtype):
     kwargs = {key: mg.asarray(v).data if isinstance(v, np.ndarray) else v for key, v in kwargs.items()}
     kernel = differentiated(case.operation, args, kwargs)
     definition = differentiated(case.operation.definition, args, kwargs)
-    eps = np.finfo(dtype).eps
     for ours, theirs in zip(kernel, definition, strict=True):
-        check_close(ours, theirs, 16 * eps, 16 * eps)
+        check_close(ours, theirs)
 
 
 # ---- types ----------------------------------------------------------------------------------------------------------
@@ -202,7 +117,7 @@ def test_raw_call_is_tensor_call(case):
         assert all(
             isinstance(out, mg.Tensor) and not isinstance(r, mg.Tensor) for out, r in zip(outs, raw, strict=True)
         )
-        check_close([out.data for out in outs], raw, 0, 0)
+        check_close([out.data for out in outs], raw, roundings=0)
 
 
 @over([case for case in NUMPYS if case.operation.name != "reciprocal"])
@@ -230,34 +145,26 @@ def test_dtype(case, dtype):
     narrow = differentiated(case.operation, args, kwargs)
     with np.errstate(over="ignore"):
         wide = differentiated(case.operation, join([a.astype(np.float64) for a in arrays]), kwargs)
-    tolerance = 8 * np.finfo(dtype).eps
     assert [(g.shape, g.dtype) for g in narrow[1]] == [(a.shape, dtype) for a in arrays]
     for out, exact in zip(narrow[0], wide[0], strict=True):
         assert out.dtype == (dtype if exact.dtype == np.float64 and "dtype" not in kwargs else exact.dtype)
-    for out, exact in zip(narrow[0] + narrow[1], wide[0] + wide[1], strict=True):
-        size = max(1.0, np.abs(exact[np.isfinite(exact)]).max(initial=0))
-        np.testing.assert_allclose(out.astype(exact.dtype), exact, tolerance, tolerance * size)
+    for ours, theirs in zip(narrow, wide, strict=True):
+        check_close(ours, [exact.astype(out.dtype) for out, exact in zip(ours, theirs, strict=True)])
 
 
 # ---- awkward inputs -------------------------------------------------------------------------------------------------
-
-
-def emptied(arrays: Sequence[Any]) -> list[list[Any]]:
-    """For each length among the shapes: the arrays with all axes of that length cut to length 0."""
-    lengths = sorted({n for a in arrays for n in a.shape})
-    return [[a[(..., *(slice(0 if m == n else None) for m in a.shape))] for a in arrays] for n in lengths]
 
 
 @over(WHOLE)
 def test_scalar_and_empty(case):
     """Arrays of shape () and without elements: what NumPy takes, we take, and what it refuses, we refuse in our words.
 
-    The gradients have the shapes of the inputs.
+    The gradients have the shapes of the inputs. An operation without a twin in NumPy computes or refuses as it will.
     """
     args, kwargs = case.inputs()
     arrays, join = opened(args)
-    reference = twin(case.operation, np) or case.operation.function
-    for changed in [[a.reshape(-1)[:1].reshape(()) for a in arrays], *emptied(arrays)]:
+    reference = twin(case.operation, np) or case.operation
+    for changed in [scalars(arrays), *emptied(arrays)]:
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")  # the mean of nothing
@@ -267,32 +174,53 @@ def test_scalar_and_empty(case):
                 case.operation(*join([leaf(a) for a in changed]), **kwargs)
             continue
         values, grads = differentiated(case.operation, join(changed), kwargs)
-        check_close(values, theirs, 1e-13)
+        if reference is not case.operation:
+            check_close(values, theirs)
         assert [g.shape for g in grads] == [a.shape for a in changed]
 
 
-LAYOUTS = [
-    lambda a: np.flip(np.flip(a).copy()),
-    lambda a: np.array(a.T, order="C").T,
-    lambda a: np.repeat(a, 2, -1)[..., ::2] if a.ndim else a,
-    lambda a: np.broadcast_to(a, a.shape),  # which can't be written to
-]
+@over([case for case in DIFFERENTIABLE if case in WHOLE])
+def test_rules_take_numbers_of_numpy(case):
+    """Where a gradient has the shape (), NumPy hands rules and kernels a number: the same as an array of that shape.
+
+    Indices of shape () are tried too, and axes 0 and -1, which NumPy lets a single number have.
+    """
+    args, kwargs = case.inputs()
+
+    def whole(value):
+        return scalars([value])[0] if isinstance(value, np.ndarray) and value.dtype.kind in "iub" else value
+
+    def behind(product):
+        return lambda *given, **named: [product(out) for out in listed(case.operation(*given, **named))]
+
+    arrays, join = opened([whole(value) for value in args])
+    options = [kwargs, {key: whole(value) for key, value in kwargs.items()}]
+    if "axis" in case.operation.parameters:
+        options += [{**kwargs, "axis": axis} for axis in (0, -1)]
+    for changed in (arrays, scalars(arrays)):
+        for named in options:
+            try:
+                case.operation(*join(changed), **named)
+            except MiniGradError:
+                continue
+            number = differentiated(behind(lambda out: out * 1.5), join(changed), named)
+            array = differentiated(behind(lambda out: (out.reshape(-1) * 1.5).reshape(out.shape)), join(changed), named)
+            for ours, theirs in zip(number, array, strict=True):
+                check_close(ours, theirs, roundings=0)
 
 
 @over(DIFFERENTIABLE)
 def test_layout(case):
-    """Views with any strides give what contiguous arrays give, to rounding: NumPy's loops over contiguous memory may be
-    others, whose last digit differs.
+    """Views with any strides give what contiguous arrays give, to rounding: NumPy may have another loop for them.
 
     Inputs and upstream gradients that can't be written to prove that nothing is changed.
     """
     args, kwargs = case.inputs()
-    rtol = 4 * np.finfo(float).eps if getattr(case.operation, "elementwise", False) else 1e-13
     contiguous = differentiated(case.operation, args, kwargs, np.copy)
     for layout in LAYOUTS:
         strided = differentiated(case.operation, args, kwargs, layout)
         for ours, theirs in zip(strided, contiguous, strict=True):
-            check_close(ours, theirs, rtol, rtol)
+            check_close(ours, theirs)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

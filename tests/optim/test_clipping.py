@@ -165,3 +165,10 @@ def test_a_bad_bound_is_refused(max_norm):
 def test_what_is_no_tensor_is_refused():
     with pytest.raises(DTypeError, match="ndarray at position 0"):
         optim.clip_grad_norm([np.ones(2)], 1.0)
+
+
+def test_a_factor_below_the_numbers_of_float32_keeps_its_digits():
+    p = mg.Tensor(np.zeros(10000, np.float32), requires_grad=True)
+    p.grad = np.full(10000, 3e38, np.float32)
+    assert optim.clip_grad_norm([p], 0.01) == pytest.approx(3e40, rel=1e-6)
+    np.testing.assert_allclose(p.grad, 1e-4, 1e-6)

@@ -9,9 +9,18 @@ import pytest
 
 import minigrad as mg
 import optim
-from minigrad.backend import is_array
-from minigrad.errors import ArgumentError, DTypeError, GraphError, MiniGradError, ShapeError, StateError
+from minigrad.backend import as_dtype, is_array
+from minigrad.errors import (
+    ArgumentError,
+    DTypeError,
+    GraphError,
+    MiniGradError,
+    NonFiniteError,
+    ShapeError,
+    StateError,
+)
 from minigrad.machine import parallel
+from optim.tiles import TILE
 
 ALL = [
     (optim.SGD, {"lr": 0.1}),
@@ -385,3 +394,50 @@ def test_what_is_no_gradient_of_the_parameter_is_refused_where_it_is_assigned():
     ):
         p.grad = mg.Tensor([1.0, 1.0, 1.0])
     assert p.grad is None
+
+
+# ---- gradients whose squares leave the range of the dtype -----------------------------------------------------------
+
+
+def adam_in_float64(start, gradients, lr, eps, decay):
+    """AdamW's weights by the formulas of its docstring."""
+    w, m, v = start.astype(np.float64), 0.0, 0.0
+    for t, g in enumerate(gradients, start=1):
+        g = g.astype(np.float64)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        w = (1 - lr * decay) * w - lr * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + eps)
+    return w
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("size", "eps"), [(1e25, 1e-8), (3e38, 1e-8), (1e-23, 0.0), (1e-37, 0.0), (1.0, 0.0)])
+def test_adam_moves_by_huge_and_tiny_gradients(dtype, size, eps):
+    """Right also in later steps, beside entries of ordinary size, in many tiles, and after saving and loading."""
+    rng = np.random.default_rng(0)
+    dtype = as_dtype(dtype)
+    start = rng.normal(size=(3, TILE)).astype(dtype)
+    gradients = [rng.uniform(0.5, 1, (3, TILE)) * np.where(np.arange(3)[:, None] == 1, size, 1) for _ in range(4)]
+    gradients = [(g * (-1) ** k).astype(dtype) for k, g in enumerate(gradients)]
+    w = mg.Tensor(start, requires_grad=True)
+    optimizer = optim.AdamW([w], lr=0.1, eps=eps)
+    for k, g in enumerate(gradients):
+        w.grad = g.copy()
+        optimizer.step()
+        if k == 1:
+            saved = optimizer.state_dict()
+            optimizer = optim.AdamW([w], lr=0.1, eps=eps)
+            optimizer.load_state_dict(saved)
+    tolerance = 1e-5 if dtype == np.float32 else 2.0**-7
+    wanted = adam_in_float64(start, gradients, 0.1, eps, 0.01)
+    np.testing.assert_allclose(w.data.astype(float), wanted, tolerance, tolerance)
+    wide = size in (1e25, 3e38, 1e-23, 1e-37)
+    assert optimizer.state[0]["exp_avg_sq"].dtype == (np.float64 if wide else np.float32)
+
+
+def test_adam_names_the_parameter_whose_squares_no_dtype_holds():
+    x = mg.Tensor([1.0, 1.0], requires_grad=True)
+    x.name = "scale"
+    x.grad = np.array([1e200, 1.0])
+    with pytest.raises(NonFiniteError, match="scale"):
+        optim.Adam([x]).step()
+    assert x.tolist() == [1.0, 1.0]

@@ -1,10 +1,9 @@
-"""Prints how many generated cases test each operation: ``python tests/support/registry_table.py``."""
+"""Prints how many generated cases test each operation: ``PYTHONPATH=.:tests python -m support.registry_table``."""
 
 from collections import Counter
 
-from ops import test_registry as generated
-
 import minigrad as mg
+from support import cases as generated
 
 
 def counts() -> dict[str, Counter]:

@@ -15,17 +15,12 @@ from minigrad.engine.registry import Operation
 
 
 def twin(operation: Operation[Any], module: Any) -> Callable[..., Any] | None:
-    """What does the same as ``operation`` in ``module``, NumPy or torch; None where it says that nothing does.
-
-    In place of NumPy's, a fused operation has its definition.
-    """
+    """What does the same as ``operation`` in ``module``, NumPy or torch; None where it says that nothing does."""
     library = module.__name__
     own = {"numpy": NUMPY, "torch": TORCH}[library].get(operation.name)
     declared = own or getattr(operation, library)
     if callable(declared):
         return lambda *args, **kwargs: declared(module, *args, **kwargs)
-    if library == "numpy" and not declared and hasattr(operation, "definition"):
-        return operation.definition
     return None if declared is False else attrgetter(declared or operation.name)(module)
 
 
@@ -90,9 +85,101 @@ def _drop(n, x, p, seed):
     return n.where(n.reshape(kept, x.shape), x / (1 - p), 0).astype(x.dtype)
 
 
+# Formulas of the fused operations, from their papers. Samples are small numbers, so nothing here can overflow.
+# What the operations refuse by their contract, NumPy's formulas must be told to refuse.
+
+
+def _logistic(n, x):
+    return 1 / (1 + n.exp(-x))
+
+
+def _normal(n, x):
+    """The distribution function of the standard normal."""
+    return n.vectorize(lambda t: 0.5 * math.erfc(-t / math.sqrt(2)), otypes=[float])(x)
+
+
+def _gelu(n, x, approximate="none"):
+    if approximate == "none":
+        return x * _normal(n, x)
+    return x * (1 + n.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def _softmax(n, x, axis=-1):
+    x.shape[axis]  # which a single number doesn't have
+    return n.exp(x) / n.exp(x).sum(axis, keepdims=True)
+
+
+def _normalized_axes(x, normalized_shape, weight):
+    shape = tuple(normalized_shape or (x.shape[-1:] if weight is None else weight.shape))
+    if not shape or x.shape[-len(shape) :] != shape:
+        raise ValueError("no such axes")
+    return tuple(range(-len(shape), 0))
+
+
+def _rms_norm(n, x, normalized_shape=None, weight=None, eps=1e-5):
+    axes = _normalized_axes(x, normalized_shape, weight)
+    y = x / n.sqrt((x**2).mean(axes, keepdims=True) + eps)
+    return y if weight is None else y * weight
+
+
+def _layer_norm(n, x, normalized_shape=None, weight=None, bias=None, eps=1e-5):
+    axes = _normalized_axes(x, normalized_shape, weight)
+    y = (x - x.mean(axes, keepdims=True)) / n.sqrt(x.var(axes, keepdims=True) + eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _linear(n, x, weight, bias=None):
+    y = n.einsum("...i,oi->...o", x, weight)
+    return y if bias is None else y + bias
+
+
+def _qkv(n, x, wq, wk, wv, gain=None, eps=1e-5):
+    rows = x if gain is None else _rms_norm(n, x, None, gain, eps)
+    return [_linear(n, rows, w) for w in (wq, wk, wv)]
+
+
+def _swiglu_ffn(n, x, w1, w3, w2, gain=None, eps=1e-5, recompute=False):
+    rows = x if gain is None else _rms_norm(n, x, None, gain, eps)
+    gate = _linear(n, rows, w1)
+    return _linear(n, gate * _logistic(n, gate) * _linear(n, rows, w3), w2)
+
+
+def _embedding(n, ids, weight, padding_idx=None):
+    return weight.reshape(weight.shape[0], weight.shape[1])[ids]
+
+
+def _cross_entropy(n, logits, targets, ignore_index=-100, label_smoothing=0.0, reduction="mean"):
+    classes = n.arange(logits.shape[-1])
+    if not classes.size:
+        raise ValueError("no classes")
+    log_p = logits - n.log(n.exp(logits).sum(-1, keepdims=True))
+    counted = n.ones(logits.shape[:-1], bool) if targets.dtype.kind == "f" else targets != ignore_index
+    p = targets if targets.dtype.kind == "f" else targets[..., None] == classes
+    p = (1 - label_smoothing) * p + n.divide(label_smoothing, classes.size)
+    rows = n.where(counted, -(p * log_p).sum(-1), 0)
+    if reduction == "none":
+        return rows
+    return n.asarray(rows.sum() / (max(counted.sum(), 1) if reduction == "mean" else 1))
+
+
+def _attention(n, q, k, v, mask=None, is_causal=False, scale=None, dropout_p=0.0, seed=0, window=None):
+    (heads,) = n.broadcast_shapes(*[(1, *x.shape)[-3:-2] for x in (k, v)])
+    if q.ndim > 2 and heads and q.shape[-3] != 1:
+        k, v = (n.repeat(x, q.shape[-3] // heads, -3) if x.shape[-3] > 1 else x for x in (k, v))
+    i, j = n.arange(q.shape[-2])[:, None], n.arange(k.shape[-2])
+    seen = (j > i - (window or math.inf)) & (j < i + (1 if is_causal else window or math.inf))
+    scores = n.einsum("...id,...jd->...ij", q, k) * (scale or max(q.shape[-1], 1) ** -0.5)
+    if mask is not None:
+        seen, scores = (seen & mask, scores) if mask.dtype.kind == "b" else (seen, scores + mask)
+    weights = n.where(seen, n.exp(scores), 0)
+    total = weights.sum(-1, keepdims=True)
+    return n.einsum("...ij,...jd->...id", weights / n.where(total == 0, 1, total), v)
+
+
 NUMPY = {
     "drop": _drop,
-    "sigmoid": lambda n, x: 1 / (1 + n.exp(-x)),
+    "sigmoid": _logistic,
     "softplus": lambda n, x: n.log(1 + n.exp(x)),
     "erf": lambda n, x: n.vectorize(math.erf, otypes=[float])(x),
     "logsumexp": lambda n, x, axis=None, keepdims=False: n.log(n.sum(n.exp(x), axis, keepdims=keepdims)),
@@ -115,6 +202,21 @@ NUMPY = {
     "astype": lambda n, x, dtype: x.astype(dtype),
     "stop_gradient": lambda n, x: x,
     "transfer": lambda n, x, device: x,
+    "relu": lambda n, x: n.maximum(x, 0),
+    "silu": lambda n, x: x * _logistic(n, x),
+    "swiglu": lambda n, gate, up: gate * _logistic(n, gate) * up,
+    "gelu": _gelu,
+    "softmax": _softmax,
+    "log_softmax": lambda n, x, axis=-1: n.log(_softmax(n, x, axis)),
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "linear": _linear,
+    "qkv_projection": _qkv,
+    "swiglu_ffn": _swiglu_ffn,
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": lambda n, x, w, *rest, **named: _cross_entropy(n, _linear(n, x, w), *rest, **named),
+    "attention": _attention,
 }
 
 # ---- torch ----------------------------------------------------------------------------------------------------------

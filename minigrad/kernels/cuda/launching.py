@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, is_bfloat16
+from minigrad.backend import Array, accumulator, array_module, is_bfloat16, is_on_gpu
 
 THREADS = 256  # of a block
 BLOCKS = 512  # that share out the rows where each keeps a sum of its own: few of them, and the same on every GPU
@@ -30,7 +30,7 @@ def element(dtype: Any) -> str | None:
 def uniform(*arrays: Array | None) -> bool:
     """Whether kernels take these arrays: on the GPU and of one dtype; None is left out."""
     given = [array for array in arrays if array is not None]
-    same = len({array.dtype for array in given}) == 1 and not any(isinstance(array, np.ndarray) for array in given)
+    same = len({array.dtype for array in given}) == 1 and all(map(is_on_gpu, given))
     return same and element(given[0].dtype) is not None
 
 

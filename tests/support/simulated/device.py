@@ -28,7 +28,7 @@ DEVICES = 2
 UFUNCS = {
     "abs", "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "ceil", "copysign",
     "cos", "cosh", "divide", "exp", "exp2", "expm1", "floor", "fmax", "fmin", "fmod", "hypot", "isfinite",
-    "isinf", "isnan", "log", "log10", "log1p", "log2", "logaddexp", "maximum", "minimum", "multiply",
+    "isinf", "isnan", "ldexp", "log", "log10", "log1p", "log2", "logaddexp", "maximum", "minimum", "multiply",
     "negative", "power", "remainder", "sign", "sin", "sinh", "sqrt", "square", "subtract", "tan", "tanh",
     "trunc", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "equal", "not_equal", "less",
     "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_not", "logical_xor",
@@ -56,6 +56,7 @@ FUNCTIONS = {
     "empty_like": "prototype dtype order subok shape",
     "expand_dims": "a axis",
     "flip": "a axis",
+    "frexp": "x",
     "full_like": "a fill_value dtype order subok shape",
     "matmul": "casting dtype out",
     "ndim": "a",

@@ -1,0 +1,384 @@
+"""What NumPy's functions do with a Tensor: ours run in their place, under NumPy's signature, or a refusal says so.
+
+NumPy asks ``Tensor.__array_function__`` and ``Tensor.__array_ufunc__`` before it touches a Tensor. Both tables are
+keyed by the function object, since a bare name means different things in ``numpy`` and ``numpy.linalg``. A function in
+neither table runs on plain arrays if nothing among its arguments is recorded. Otherwise it is refused: its result would
+be cut from the graph without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minigrad import ops
+from minigrad.backend import array_module, as_dtype, is_array, to_gpu_of_any
+from minigrad.engine import core
+from minigrad.engine.recording import mode
+from minigrad.engine.registry import REGISTRY
+from minigrad.errors import ArgumentError, CallError
+from minigrad.messages.arguments import as_operand
+from minigrad.messages.explain import FOREIGN, describe, translate
+
+ABSENT = np._NoValue  # what NumPy's functions have as a default where None means something
+NEEDLESS = {"casting", "copy", "device", "kind", "like", "optimize", "stable", "subok"}  # they don't change the numbers
+ORDERS = (None, "C", "K", "A")  # of memory; the rows' order is the only one that a Tensor promises
+
+# ---- NumPy's signatures ---------------------------------------------------------------------------------------------
+
+
+class Adapter(NamedTuple):
+    """One of our operations under NumPy's signature.
+
+    takes     NumPy's parameters in order; ``theirs=ours`` where the names differ, after ``|`` those by keyword alone
+    combined  how an ``initial`` value enters the result
+    many      the first argument is a sequence of arrays
+    """
+
+    name: str
+    operation: Callable[..., Any]
+    takes: str
+    combined: Callable[..., Any] | None = None
+    many: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.bound(args, kwargs)
+        for name, value in list(given.items()):
+            if name in NEEDLESS or (name == "order" and value in ORDERS) or (name == "out" and value is None):
+                del given[name]
+            elif name in ("out", "order"):
+                hint = "nothing works in place" if name == "out" else "the order of rows is the only one"
+                raise CallError(f"{self.name} without {name}=", f"{name}={describe(value)}", hint)
+        dtype, initial = given.pop("dtype", None), (given.pop("initial", None) if self.combined else None)
+        ours = dict(pair.partition("=")[::2] for pair in self.takes.replace("|", "").split())
+        call = {ours[name] or name: value for name, value in given.items()}
+        first = next(iter(call))
+        x = call.pop(first)
+        if dtype is not None:
+            x = [_cast(part, dtype) for part in x] if self.many else _cast(x, dtype)
+        result = self.operation(x, **call)
+        return result if initial is None else self.combined(result, initial)  # type: ignore[misc]
+
+    def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by NumPy's names, those left out not among them."""
+        places, _, named = self.takes.partition("|")
+        names = [pair.partition("=")[0] for pair in places.split()]
+        known = {*names, *(pair.partition("=")[0] for pair in named.split())}
+        unknown = [name for name in kwargs if name not in known or name in names[: len(args)]]
+        if len(args) > len(names) or unknown:
+            got = f"{unknown[0]}=" if unknown else f"{len(args)} arguments"
+            raise CallError(
+                f"{self.name}({', '.join(names)})", got, "the other options of NumPy have no derivative here"
+            )
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        return {name: value for name, value in given.items() if value is not ABSENT}
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    return ops.astype(x if hasattr(x, "dtype") else np.asarray(x), as_dtype(dtype))
+
+
+def _adapters(*rows: tuple[Any, ...]) -> dict[Any, Any]:
+    return {row[0]: Adapter(full_name(row[0]), *row[1:]) for row in rows}
+
+
+def full_name(function: Any) -> str:
+    """How a user writes a function of NumPy, or of another library.
+
+    >>> full_name(np.linalg.norm), full_name(np.exp)
+    ('np.linalg.norm', 'np.exp')
+    """
+    module = getattr(function, "__module__", None) or ("numpy" if hasattr(np, function.__name__) else "")
+    prefix = "np" + module.removeprefix("numpy") if module.split(".")[0] == "numpy" else module
+    return f"{prefix}.{function.__name__}".lstrip(".")
+
+
+# ---- functions whose meaning differs from ours ----------------------------------------------------------------------
+
+
+def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """``np.linalg.norm``: of vectors, and of matrices where it needs no singular values."""
+    axes = tuple(range(x.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
+    if len(axes) == 1 or (ord is None and axis is None):
+        result = ops.norm(x, 2 if ord is None else ord, axes if axis is not None else None)
+        return (
+            ops.reshape(result, (1,) * x.ndim)
+            if keepdims and axis is None
+            else (ops.expand_dims(result, axes) if keepdims else result)
+        )
+    if len(axes) != 2:
+        raise ArgumentError(
+            "one axis for a norm of vectors, two for one of matrices", f"axis={axis}", "ord=None flattens"
+        )
+    if ord in (None, "fro"):
+        return ops.norm(x, 2, axes, keepdims)
+    if ord in (1, -1, np.inf, -np.inf):
+        inner, outer = (0, 1) if abs(ord) == 1 else (1, 0)
+        sums = ops.sum(ops.absolute(x), axes[inner], keepdims=True)
+        result = (ops.max if ord > 0 else ops.min)(sums, axes[outer], keepdims=True)
+        return result if keepdims else ops.squeeze(result, tuple(axes))
+    got = f"np.linalg.norm of matrices with ord={ord!r}"
+    raise CallError(
+        "a norm of vectors, or ord None, 'fro', 1, -1, inf or -inf of matrices", got, "give one axis for vectors"
+    )
+
+
+def _flat_first(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """``operation`` along an axis, where None means that of the flattened array."""
+
+    def along(x: Any, axis: Any = -1, **rest: Any) -> Any:
+        return operation(ops.ravel(x), axis=0, **rest) if axis is None else operation(x, axis=axis, **rest)
+
+    return along
+
+
+def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    return array_function(np.nonzero, (condition,), {}) if x is None and y is None else ops.where(condition, x, y)
+
+
+def _clip(x: Any, a_min: Any = None, a_max: Any = None, min: Any = None, max: Any = None) -> Any:
+    return ops.clip(x, a_min if min is None else min, a_max if max is None else max)
+
+
+def _transposed(x: Any) -> Any:
+    return ops.swapaxes(x, -1, -2)
+
+
+def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: Any) -> Any:
+    """``np.einsum`` of a text, or of arrays each followed by the list of its axes."""
+    if out is not None or options:
+        raise CallError(
+            "np.einsum without options but optimize=", ", ".join(options) or "out=", "nothing works in place"
+        )
+    if isinstance(operands[0], str):
+        return ops.einsum(*operands)
+    arrays, lists = operands[: len(operands) // 2 * 2 : 2], operands[1::2]
+    letters = ["".join("..." if axis is Ellipsis else chr(97 + axis) for axis in axes) for axes in lists]
+    result = operands[-1] if len(operands) % 2 else None
+    arrow = "" if result is None else "->" + "".join("..." if a is Ellipsis else chr(97 + a) for a in result)
+    return ops.einsum(",".join(letters) + arrow, *arrays)
+
+
+def _like(value: Any) -> Callable[..., Any]:
+    """``np.zeros_like`` and its kind: constants, of which x gives the shape and dtype."""
+
+    def made(x: Any, fill: Any = value, dtype: Any = None, shape: Any = None) -> Any:
+        if _recorded(fill):
+            raise _refused("np.full_like with a recorded value", "x * 0 + value keeps the graph")
+        wanted = None if dtype is None else as_dtype(dtype)
+        return core.Tensor._wrap(array_module(x).full_like(_plain(x), _plain(fill), dtype=wanted, shape=shape))
+
+    return made
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    **_adapters(
+        # ---- reductions ----
+        (np.sum, ops.sum, "a=x axis dtype out keepdims initial where", ops.add),
+        (np.prod, ops.prod, "a=x axis dtype out keepdims initial where", ops.multiply),
+        (np.mean, ops.mean, "a=x axis dtype out keepdims | where"),
+        (np.max, ops.max, "a=x axis out keepdims initial where"),
+        (np.min, ops.min, "a=x axis out keepdims initial where"),
+        (np.amax, ops.amax, "a=x axis out keepdims initial where"),
+        (np.amin, ops.amin, "a=x axis out keepdims initial where"),
+        (np.var, ops.var, "a=x axis dtype out ddof keepdims | where correction=ddof"),
+        (np.std, ops.std, "a=x axis dtype out ddof keepdims | where correction=ddof"),
+        (np.any, ops.any, "a=x axis out keepdims"),
+        (np.all, ops.all, "a=x axis out keepdims"),
+        (np.count_nonzero, ops.count_nonzero, "a=x axis | keepdims"),
+        (np.argmax, ops.argmax, "a=x axis out | keepdims"),
+        (np.argmin, ops.argmin, "a=x axis out | keepdims"),
+        (np.cumsum, ops.cumsum, "a=x axis dtype out"),
+        (np.cumprod, ops.cumprod, "a=x axis dtype out"),
+        (np.trace, ops.trace, "a=x offset axis1 axis2 dtype out"),
+        # ---- shapes ----
+        (np.reshape, ops.reshape, "a=x shape order | copy"),
+        (np.ravel, ops.ravel, "a=x order"),
+        (np.transpose, ops.transpose, "a=x axes"),
+        (np.permute_dims, ops.transpose, "a=x axes"),
+        (np.swapaxes, ops.swapaxes, "a=x axis1 axis2"),
+        (np.moveaxis, ops.moveaxis, "a=x source destination"),
+        (np.squeeze, ops.squeeze, "a=x axis"),
+        (np.expand_dims, ops.expand_dims, "a=x axis"),
+        (np.broadcast_to, ops.broadcast_to, "array=x shape subok"),
+        (np.flip, ops.flip, "m=x axis"),
+        (np.roll, ops.roll, "a=x shift axis"),
+        (np.rot90, ops.rot90, "m=x k axes"),
+        (np.tile, ops.tile, "A=x reps"),
+        (np.repeat, ops.repeat, "a=x repeats axis"),
+        (np.pad, ops.pad, "array=x pad_width mode | constant_values"),
+        (np.tril, ops.tril, "m=x k"),
+        (np.triu, ops.triu, "m=x k"),
+        (np.diag, ops.diag, "v=x k"),
+        (np.diagonal, ops.diagonal, "a=x offset axis1 axis2"),
+        (np.split, ops.split, "ary=x indices_or_sections axis"),
+        (np.array_split, ops.array_split, "ary=x indices_or_sections axis"),
+        (np.concatenate, ops.concatenate, "arrays axis out | dtype casting", None, True),
+        (np.stack, ops.stack, "arrays axis out | dtype casting", None, True),
+        (np.copy, lambda x: x.copy(), "a=x order subok"),
+        # ---- picking and sorting ----
+        (np.take, ops.take, "a=x indices axis out"),
+        (np.take_along_axis, _flat_first(ops.take_along_axis), "arr=x indices axis"),
+        (np.sort, _flat_first(ops.sort), "a=x axis kind order | stable"),
+        (np.argsort, _flat_first(ops.argsort), "a=x axis kind order | stable"),
+        (np.clip, _clip, "a=x a_min a_max out | min max"),
+        (np.nan_to_num, ops.nan_to_num, "x copy nan posinf neginf"),
+        (np.round, ops.round, "a=x decimals out"),
+        (np.around, ops.round, "a=x decimals out"),
+        # ---- products ----
+        (np.dot, ops.dot, "a=x b=y out"),
+        (np.vdot, ops.vdot, "a=x b=y"),
+        (np.inner, ops.inner, "a=x b=y"),
+        (np.outer, ops.outer, "a=x b=y out"),
+        (np.kron, ops.kron, "a=x b=y"),
+        (np.tensordot, ops.tensordot, "a=x b=y axes"),
+        (np.linalg.norm, _norm, "x ord axis keepdims"),
+        (np.linalg.trace, lambda x, offset=0: ops.trace(x, offset, -2, -1), "x | offset dtype"),
+        (np.linalg.diagonal, lambda x, offset=0: ops.diagonal(x, offset, -2, -1), "x | offset"),
+        (np.linalg.matmul, ops.matmul, "x1=x x2=y"),
+        (np.linalg.tensordot, ops.tensordot, "x1=x x2=y | axes"),
+        (np.linalg.matrix_transpose, _transposed, "x"),
+        (np.matrix_transpose, _transposed, "x"),
+        # ---- constants ----
+        (np.zeros_like, _like(0), "a=x dtype order subok shape | device"),
+        (np.ones_like, _like(1), "a=x dtype order subok shape | device"),
+        (np.full_like, _like(0), "a=x fill_value=fill dtype order subok shape | device"),
+    ),
+    **({np.astype: lambda x, dtype, copy=True, device=None: _cast(x, dtype)} if hasattr(np, "astype") else {}),  # 2.1
+    np.einsum: _einsum,
+    np.where: _where,
+    np.meshgrid: lambda *arrays, copy=True, indexing="xy": ops.meshgrid(*arrays, indexing=indexing),
+}
+"""Functions that ours take the place of."""
+
+INSPECTING = {
+    np.shape, np.ndim, np.size, np.allclose, np.isclose, np.array_equal, np.array_equiv, np.array_repr, np.array_str,
+    np.array2string, np.iscomplexobj, np.isrealobj, np.iscomplex, np.isreal, np.result_type, np.can_cast,
+    np.may_share_memory, np.shares_memory, np.searchsorted, np.nonzero, np.flatnonzero, np.argwhere, np.digitize,
+    np.argpartition, np.lexsort, np.isin, np.nanargmax, np.nanargmin, np.empty_like, np.isposinf, np.isneginf,
+}  # fmt: skip
+"""Functions that look at numbers and make none through which a gradient could flow."""
+
+WRITING = {np.copyto, np.put, np.place, np.putmask, np.put_along_axis, np.fill_diagonal}
+"""Functions that write into their first argument."""
+
+# ---- ufuncs ---------------------------------------------------------------------------------------------------------
+
+COMPARISONS = {
+    np.equal: "==", np.not_equal: "!=", np.less: "<", np.less_equal: "<=", np.greater: ">", np.greater_equal: ">=",
+    np.bitwise_and: "&", np.bitwise_or: "|", np.bitwise_xor: "^", np.invert: "~",
+    np.logical_and: "logical_and", np.logical_or: "logical_or", np.logical_xor: "logical_xor",
+    np.logical_not: "logical_not", np.signbit: "signbit",
+}  # fmt: skip
+"""Comparisons and bitwise operations, which give plain boolean tensors, with the sign that a user writes."""
+
+
+def compare(name: str, *values: Any) -> Any:
+    """A comparison or a bitwise operation, NumPy's of this name: a plain tensor, without a derivative."""
+    sign = COMPARISONS[getattr(np, name)]
+    arrays = [v._data if isinstance(v, core.Tensor) else as_operand(v, f"each side of {sign}") for v in values]
+    arrays = [to_gpu_of_any(a, values) if isinstance(v, list) else a for v, a in zip(values, arrays, strict=True)]
+    try:
+        return core.Tensor._wrap(getattr(array_module(*arrays), name)(*arrays))
+    except FOREIGN as error:
+        call = f" {sign} ".join(map(describe, arrays)) if len(arrays) > 1 else f"{sign}{describe(arrays[0])}"
+        raise translate(call, sign, arrays, error) from None
+
+
+UFUNCS: dict[Any, Any] = {
+    **{
+        getattr(np, name): operation
+        for name, operation in REGISTRY.items()
+        if isinstance(getattr(np, name, None), np.ufunc)
+    },
+    np.positive: lambda x: x,
+    np.conjugate: lambda x: x,
+    np.rint: ops.round,
+    np.float_power: ops.power,
+    **{ufunc: functools.partial(compare, ufunc.__name__) for ufunc in COMPARISONS},
+}
+REDUCED: dict[Any, Any] = {  # what ``ufunc.reduce`` is, and ``ufunc.accumulate``; both go along axis 0 by default
+    np.add: (np.sum, np.cumsum), np.multiply: (np.prod, np.cumprod), np.maximum: (np.max, None),
+    np.minimum: (np.min, None), np.logical_and: (np.all, None), np.logical_or: (np.any, None),
+}  # fmt: skip
+
+
+def _of_pairs(ufunc: Any, x: Any, y: Any) -> Any:
+    """``ufunc.outer``: the function of each element of x with each of y."""
+    return UFUNCS[ufunc](ops.reshape(x, (*np.shape(x), *[1] * np.ndim(y))), y)
+
+
+# ---- the two entrances ----------------------------------------------------------------------------------------------
+
+
+def array_function(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``function(*args, **kwargs)``, a function of NumPy with a Tensor among its arguments."""
+    ours = FUNCTIONS.get(function)
+    if ours is not None:
+        return ours(*args, **kwargs)
+    if function in INSPECTING:
+        return _wrapped(function(*_plain(args), **_plain(kwargs)))
+    if function in WRITING and isinstance(args[0] if args else None, core.Tensor):
+        raise _refused(full_name(function), "nothing works in place: minigrad.where, put_along_axis, x[i] = v")
+    if _recorded((args, kwargs)):
+        raise _refused(full_name(function))
+    return function(*_plain(args), **_plain(kwargs))
+
+
+def array_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
+    """``ufunc(*inputs)`` or a method of it, with a Tensor among the inputs or outputs."""
+    name = full_name(ufunc) + ("" if method == "__call__" else f".{method}")
+    into = options.get("out") or ()
+    if any(isinstance(array, core.Tensor) for array in into):
+        raise _refused(f"{name} with out=", "nothing works in place")
+    options = {key: value for key, value in options.items() if key not in ("casting", "order", "subok")}
+    if not into and options.get("where", True) is True:
+        dtype = options.get("dtype")
+        if method == "__call__" and ufunc in UFUNCS and set(options) <= {"dtype", "where"}:
+            return UFUNCS[ufunc](*(inputs if dtype is None else [_cast(x, dtype) for x in inputs]))
+        if method == "outer" and ufunc in UFUNCS and not options:
+            return _of_pairs(ufunc, *inputs)
+    if ufunc in REDUCED and method in ("reduce", "accumulate"):
+        function = REDUCED[ufunc][method == "accumulate"]
+        if function is not None:
+            return FUNCTIONS[function](inputs[0], **{"axis": 0, **options, "out": into[0] if into else None})
+    if _recorded((inputs, options)):
+        raise _refused(name + " with out=" * bool(into), "nothing works in place" * bool(into))
+    return getattr(ufunc, method)(*_plain(inputs), **_plain(options))
+
+
+def _refused(name: str, hint: str = "") -> CallError:
+    way = "x.numpy() gives a plain array, through which no gradient flows"
+    return CallError("a NumPy function that minigrad differentiates", name, hint or way)
+
+
+def _recorded(value: Any) -> bool:
+    """Whether a Tensor in ``value`` belongs to a graph that is being recorded."""
+    return mode().recording and any(tensor._requires_grad for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, core.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with the Tensors in it replaced by arrays."""
+    if isinstance(value, core.Tensor):
+        return value._data
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(part) for part in value)
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _wrapped(value: Any) -> Any:
+    """``value`` with the arrays in it as Tensors."""
+    if is_array(value):
+        return core.Tensor._wrap(value)
+    return tuple(map(_wrapped, value)) if type(value) is tuple and any(map(is_array, value)) else value

@@ -1,0 +1,79 @@
+"""The benchmarks do the same work in every engine, and their statistics are right."""
+
+from __future__ import annotations
+
+import math
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from alternate import median_interval
+from compare import quartiles
+from engines import ENGINES
+from harness.configs import Config, batches, initial_weights
+
+from minigrad.machine import allocator
+
+pytestmark = pytest.mark.cpu_only("the engines choose their devices")
+
+TINY = Config(vocab_size=19, d_model=24, num_layers=2, num_heads=3, d_ff=40, context_length=10, batch_size=3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_torch_trains_the_same_model_as_minigrad_in_both_forms(compiled: bool) -> None:
+    """Losses of steps from the same weights: those of the second step on show that the gradients agree too."""
+    torch = pytest.importorskip("torch")
+    module, _ = ENGINES["torch"].load()
+    model = module.TransformerLM(TINY, initial_weights(TINY), compiled)
+    weight = model.layers[1].attn.qkv_proj.weight
+    expected = [initial_weights(TINY)[f"layers.1.attn.{part}_proj.weight"] for part in "qkv"]
+    np.testing.assert_array_equal(weight.detach(), np.concatenate(expected))
+    minigrad, _ = ENGINES["minigrad"].load()
+    ours = minigrad.TrainingStep(TINY, initial_weights(TINY))
+    optimizer = torch.optim.AdamW(model.parameters(), **module.ADAMW)
+    for tokens, targets in islice(batches(TINY), 4):
+        loss = model(torch.from_numpy(tokens), torch.from_numpy(targets))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), module.MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert ours(tokens, targets) == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_recomputing_changes_no_loss() -> None:
+    losses = []
+    for name in ("minigrad", "minigrad+recompute"):
+        module, options = ENGINES[name].load()
+        step = module.training_step(TINY, initial_weights(TINY), **options)
+        losses.append([step(*batch) for batch in islice(batches(TINY), 3)])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_torch_can_be_given_what_minigrad_asks_of_malloc() -> None:
+    given = {name: int(value) for name, value in ENGINES["torch+malloc"].environment.items()}
+    asked = {"MMAP": allocator.LARGEST_IN_HEAP, "TRIM": allocator.NEVER_TRIM}
+    assert given == {f"MALLOC_{name}_THRESHOLD_": value for name, value in asked.items()}
+
+
+@pytest.mark.parametrize("n", [6, 7, 20, 30, 31])
+def test_the_interval_of_the_median_misses_it_in_at_most_5_percent(n: int) -> None:
+    """And the next narrower one in more: by the binomial distribution of how many values lie below the median."""
+    low, high = median_interval([float(i) for i in range(1, n + 1)])
+    assert low + high == n + 1
+
+    def missed(k: int) -> float:
+        return 2 * sum(math.comb(n, i) for i in range(k)) / 2**n
+
+    assert missed(int(low)) <= 0.05 < missed(int(low) + 1)
+
+
+def test_the_interval_of_few_values_is_the_whole_line() -> None:
+    assert median_interval([1.0] * 5) == (-math.inf, math.inf)
+
+
+def test_quartiles() -> None:
+    assert quartiles([5.0, 1.0, 2.0, 4.0, 3.0]) == [2.0, 3.0, 4.0]

@@ -1,0 +1,193 @@
+"""Results that fit their dtype, of elements whose squares, sums or powers don't: right, and without a warning.
+
+The oracle is the formula in ``numpy.longdouble``, whose exponents reach to ±16 000.
+"""
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+
+WIDE = np.longdouble
+ORDERS = (2, 3, 0.5, -1, -2, 12)
+
+
+def norm(x, ord):
+    top = abs(x).max(-1, keepdims=True)
+    return top * ((abs(x) / top) ** WIDE(ord)).sum(-1, keepdims=True) ** (1 / WIDE(ord))
+
+
+def off(x):
+    return x - x.mean(-1, keepdims=True)
+
+
+def deviation(x, ddof):
+    return np.sqrt((off(x) ** 2).sum(-1, keepdims=True) / (x.shape[-1] - ddof))
+
+
+def smooth(x):
+    """The derivative of a logarithm of a sum of exponentials."""
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+# name: (the operation over the last axis, its value, its gradient), in the widest float there is
+FORMULAS = {
+    **{
+        f"norm {p}": (
+            lambda x, p=p: x.norm(p, -1, True),
+            lambda x, p=p: norm(x, p),
+            lambda x, p=p: np.sign(x) * (abs(x) / norm(x, p)) ** WIDE(p - 1),
+        )
+        for p in ORDERS
+    },
+    **{
+        f"std {d}": (
+            lambda x, d=d: x.std(-1, d, True),
+            lambda x, d=d: deviation(x, d),
+            lambda x, d=d: off(x) / (x.shape[-1] - d) / deviation(x, d),
+        )
+        for d in (0, 1)
+    },
+    "var": (
+        lambda x: x.var(-1, keepdims=True),
+        lambda x: deviation(x, 0) ** 2,
+        lambda x: 2 * off(x) / x.shape[-1],
+    ),
+    "mean": (lambda x: x.mean(-1, True), lambda x: x.mean(-1, keepdims=True), lambda x: np.ones_like(x) / x.shape[-1]),
+    "logsumexp": (
+        lambda x: x.logsumexp(-1, True),
+        lambda x: x.max(-1, keepdims=True) + np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)),
+        smooth,
+    ),
+}
+ROWS = [[3.0, 4.0, 1.5], [-1.0, 1.75, -1.25], [1.0, 1.0, 1.5]]
+EXPONENTS = [-0.99, -0.8, -0.55, -0.45, -0.2, 0.0, 0.2, 0.45, 0.55, 0.8, 1.0]  # of the way to the ends of the range
+
+
+def stored(values, dtype):
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(values).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("part", EXPONENTS)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_values_and_gradients_over_the_whole_range(name, part, dtype):
+    """Rows of ordinary numbers, shifted by a power of two, alone and side by side with rows of ordinary size."""
+    info = np.finfo(dtype)
+    shift = np.ldexp(1.0, int(part * (info.maxexp - 3 if part > 0 else -info.minexp)))
+    op, value, gradient = FORMULAS[name]
+    for rows in (np.multiply(ROWS, shift), np.multiply(ROWS, [[shift], [1.0], [1.0]])):
+        x = mg.Tensor(stored(rows, dtype), requires_grad=True)
+        exact = x.data.astype(WIDE)
+        with np.errstate(all="ignore"):
+            wanted, slope = value(exact), 4 * gradient(exact)
+        fits = abs(wanted) <= info.max
+        with np.errstate(all="warn" if fits.all() else "ignore", under="ignore"):
+            out = op(x)
+            out.backward(np.full(out.shape, 4, dtype))
+        # A gradient of a norm is a power, up to the eleventh, of a ratio of two rounded numbers.
+        tolerance = {"rtol": 16 * float(info.eps), "atol": 4 * float(info.smallest_subnormal)}
+        np.testing.assert_allclose(out.data, stored(wanted, dtype), **tolerance)
+        some = fits[:, 0]
+        np.testing.assert_allclose(x.grad[some], stored(slope, dtype)[some], **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "x", "value", "gradient"),
+    [
+        (np.float32, lambda x: x.norm(), [3e20, 4e20], 5e20, [0.6, 0.8]),
+        (np.float32, lambda x: x.norm(), [3e-30, 4e-30], 5e-30, [0.6, 0.8]),
+        (np.float64, lambda x: x.norm(), [3e200, 4e200], 5e200, [0.6, 0.8]),
+        (np.float32, lambda x: x.norm(), [[3e20, 0.0], [0.0, 4e20]], 5e20, [[0.6, 0], [0, 0.8]]),
+        (np.float32, lambda x: x.norm(axis=0), [3e20, 4e20], 5e20, [0.6, 0.8]),
+        (np.float32, lambda x: x.std(), [1e30, 3e30], 1e30, [-0.5, 0.5]),
+        (np.float32, lambda x: x.std(), [1e-30, 3e-30], 1e-30, [-0.5, 0.5]),
+        (np.float32, lambda x: x.std(), [3e38, -3e38, -3e38], 8**0.5 * 1e38, [2 / 18**0.5, *[-1 / 18**0.5] * 2]),
+        (np.float32, lambda x: x.mean(), [3e38, 3e38], 3e38, [0.5, 0.5]),
+        (np.float32, lambda x: x.mean(where=np.array([1, 0, 1], bool)), [3e38, np.inf, 3e38], 3e38, [0.5, 0, 0.5]),
+        (np.float32, lambda x: x.std(where=np.array([1, 0, 1], bool)), [1e30, np.nan, 3e30], 1e30, [-0.5, 0, 0.5]),
+        (np.float32, lambda x: x.var(), [1e19, -1e19, *[0.0] * 8], 2e37, [2e18, -2e18, *[0.0] * 8]),
+        (np.float32, lambda x: x.logsumexp(), [1e8, 1e8], 1e8, [0.5, 0.5]),
+        (np.float32, lambda x: x.logsumexp(), [3e38, -3e38], 3e38, [1, 0]),
+    ],
+)  # fmt: skip
+def test_value_and_gradient(dtype, op, x, value, gradient):
+    x = mg.Tensor(np.array(x, dtype), requires_grad=True)
+    out = op(x)
+    out.backward()
+    np.testing.assert_allclose(out.item(), value, 4 * np.finfo(dtype).eps)
+    np.testing.assert_allclose(x.grad, gradient, 8 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("name", ["norm", "std"])
+@pytest.mark.parametrize("size", [1e200, 1.0, 1e-200])
+def test_second_derivatives_of_any_size(name, size):
+    """The gradient doesn't grow with x; its derivative is that of x of ordinary size, over the size."""
+    base = np.array([0.5, -1.0, 2.0])
+
+    def curvature(x):
+        x = mg.Tensor(x, requires_grad=True)
+        (g,) = mg.grad(getattr(x, name)(), x, create_graph=True)
+        (h,) = mg.grad((g * [1.0, 2.0, -1.0]).sum(), x)
+        return h.data
+
+    np.testing.assert_allclose(curvature(base * size), curvature(base) / size, 1e-13)
+
+
+def test_zeros_infinities_and_nan_stay_what_they_are():
+    x = mg.Tensor([[0.0, 0.0], [np.inf, 1.0], [np.nan, 1.0], [-np.inf, np.inf]], dtype="float32", requires_grad=True)
+    for p in (2, 3, 0.5):
+        np.testing.assert_array_equal(x.norm(p, 1).data, [0, np.inf, np.nan, np.inf])
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(x.std(1).data, [0, np.nan, np.nan, np.nan])
+        np.testing.assert_array_equal(x.mean(1).data, [0, np.inf, np.nan, np.nan])
+
+
+# ---- normalisation --------------------------------------------------------------------------------------------------
+
+NORMS = {
+    "rms_norm": lambda x, eps: x / np.sqrt((x * x).mean(-1, keepdims=True) + WIDE(eps)),
+    "layer_norm": lambda x, eps: off(x) / np.sqrt((off(x) ** 2).mean(-1, keepdims=True) + WIDE(eps)),
+}
+
+
+def pulled_back(name, x, eps, g):
+    """The gradient of x for the gradient g of the normalised row."""
+    centred, g_centred = (off(x), off(g)) if name == "layer_norm" else (x, g)
+    size = np.sqrt((centred**2).mean(-1, keepdims=True) + WIDE(eps))
+    n = centred / size
+    return (g_centred - n * (g * n).mean(-1, keepdims=True)) / size
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "definition"])
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+@pytest.mark.parametrize("part", EXPONENTS[1:-1])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", NORMS)
+def test_normalised_rows_of_any_size(name, dtype, part, eps, kernel):
+    info = np.finfo(dtype)
+    shift = np.ldexp(1.0, int(part * (info.maxexp - 3 if part > 0 else -info.minexp)))
+    for rows in (np.multiply(ROWS, shift), np.multiply(ROWS, [[1.0], [shift], [1.0]])):
+        check_norm(name, rows.astype(dtype), eps, kernel)
+
+
+def check_norm(name, rows, eps, kernel, device="cpu"):
+    operation = mg.REGISTRY[name] if kernel else mg.REGISTRY[name].definition
+    weight = np.array([1.0, 2.0, -1.0], rows.dtype)
+    x, w = (mg.Tensor(a, requires_grad=True, device=device) for a in (rows, weight))
+    g = np.array([[1.0, -2.0, 0.5]] * 3, rows.dtype)
+    out = operation(x, None, w, eps=eps)
+    out.backward(mg.asarray(g, device=device).data)
+    exact, tiny = rows.astype(WIDE), float(np.finfo(rows.dtype).smallest_subnormal)
+    normed = NORMS[name](exact, eps)
+    for ours, wanted in (
+        (out.numpy(), normed * weight),
+        (w.grad, (g * normed).sum(0)),
+        (x.grad, pulled_back(name, exact, eps, g * weight)),
+    ):
+        ours = mg.asarray(ours).numpy()
+        size = abs(wanted).max(-1, keepdims=True)  # of the row: a centred number, or an inner product, may cancel
+        bound = 32 * float(np.finfo(rows.dtype).eps) * size + 4 * tiny
+        assert (abs(ours - stored(wanted, rows.dtype)) <= bound).all()

@@ -13,7 +13,7 @@ from typing import Any
 
 from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
-from minigrad.errors import ArgumentError, FileFormatError
+from minigrad.errors import ArgumentError, FileFormatError, StateError
 from minigrad.messages.explain import describe
 from minigrad.serialize import checked_path, load_shapes, read_json, write_whole
 from .checks import check_probability, is_whole
@@ -119,7 +119,10 @@ def load_llama(
     tensors = {theirs(name): (name, tensor.shape) for name, tensor in model._named_tensors(True, bool)}
     _check_weights(found, {name: shape for name, (_, shape) in tensors.items()}, arguments["tie_embeddings"])
     arrays = ((name, array) for file in files for name, array in load(file).items() if places.get(name) == file)
-    model.load_state_dict({tensors[name][0]: array for name, array in arrays})
+    try:
+        model.load_state_dict({tensors[name][0]: array for name, array in arrays})
+    except StateError as error:  # tied embeddings, and two of them
+        raise FileFormatError(error.expected, error.got, ONE_MODEL) from None
     for layer in model.layers:
         layer.attn.dropout = check_probability(config.get("attention_dropout") or 0.0)
     return model.eval()

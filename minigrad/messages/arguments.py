@@ -6,6 +6,7 @@ The annotation of a parameter says which: an operation checks what is called ``A
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -127,7 +128,7 @@ def check_eps(eps: Any) -> float:
     >>> check_eps(1e-5)
     1e-05
     """
-    if isinstance(eps, bool) or not isinstance(eps, int | float | np.number) or not 0 <= eps < np.inf:
+    if isinstance(eps, bool) or not isinstance(eps, int | float | np.number) or not 0 <= eps <= sys.float_info.max:
         raise ArgumentError("eps, a finite number from 0", describe(eps), "1e-5 is usual")
     return float(eps)
 

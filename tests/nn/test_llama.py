@@ -315,9 +315,10 @@ def test_only_regular_files_of_a_sane_depth_are_read(folder, name, kind):
         nn.load_llama(folder)
 
 
-@pytest.mark.parametrize(
-    "value", [None, True, -1, 0, 1.5, 10**30, 10**400, "x", "", [], [8], {}, {"type": []}, float("nan")]
-)
+KINDS = [None, True, -1, 0, 1.5, 10**30, 10**400, "x", "", [], [8], {}, {"type": []}, float("nan")]
+
+
+@pytest.mark.parametrize("value", KINDS, ids=lambda value: repr(value)[:30])
 def test_any_setting_may_be_of_any_kind(folder, value):
     """Each is refused by one of our errors, or a model comes out that computes."""
     for name in [*json.loads((folder / "config.json").read_text()), "rope_parameters", "quantization_config"]:

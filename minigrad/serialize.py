@@ -22,9 +22,9 @@ import safetensors.numpy
 
 from minigrad.backend import Array, array_of, as_dtype, bfloat16, is_array, to_numpy
 from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatError, MissingFileError
+from minigrad.files import regular_file
+from minigrad.messages.arguments import plain_array
 from minigrad.messages.explain import describe, explained
-
-MOST_JSON, DEEPEST_JSON = 1 << 28, 64
 
 
 @explained
@@ -61,9 +61,10 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     """
     path = Path(os.path.realpath(checked_path(path)))  # a link stays one: the file that it points to is replaced
     plain, text = _plain(arrays), _text(metadata)
+    if path.is_dir():
+        raise ArgumentError("the path of a file", f"the folder {str(path)!r}", "name a file in it")
     if path.exists() and not path.is_file():
-        kind = "folder" if path.is_dir() else "device or FIFO"
-        raise ArgumentError("the path of a file", f"the {kind} {str(path)!r}", "name a file in a folder")
+        raise ArgumentError("the path of a file", f"the device or FIFO {str(path)!r}", "name a regular file")
     if not path.parent.is_dir():
         raise MissingFileError("a folder to save in", f"no folder {str(path.parent)!r}", "os.makedirs makes it")
     with atomic_write(path) as temporary:
@@ -88,7 +89,7 @@ def _plain(arrays: Any) -> dict[str, Any]:
         raise CallError("a dict of names and arrays", describe(arrays), "save(path, {'x': x})")
     plain = {}
     for name, value in arrays.items():
-        array = array_of(value)
+        array = plain_array(value) if isinstance(value, np.ndarray) else array_of(value)
         if not isinstance(name, str) or not is_array(array):
             hint = "keep other things in metadata, as text"
             raise ArgumentError("names with arrays or Tensors", f"{name!r}: {describe(value)}", hint)
@@ -226,39 +227,3 @@ def _opened(path: str | os.PathLike[str]) -> Any:
     except (safetensors.SafetensorError, OSError) as error:
         hint = "save() writes such files"
         raise FileFormatError("a safetensors file", f"{str(path)!r}: {error}", hint) from None
-
-
-def regular_file(path: str | os.PathLike[str], expected: str, hint: str = "") -> Path:
-    """``path``, refused where no regular file is there to read: a FIFO would wait for ever, a device might never end.
-
-    ``expected`` says what the file should be. Links are followed.
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError) as error:  # ValueError: a null byte
-        why = "" if isinstance(error, FileNotFoundError) else f" ({getattr(error, 'strerror', error)})"
-        hint = hint or f"the working directory is {os.getcwd()!r}"
-        raise MissingFileError(expected, f"no file {str(path)!r}{why}", hint) from None
-    if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-        raise MissingFileError(expected, f"no file {str(path)!r}, which is {what}", hint)
-    return Path(path)
-
-
-def read_json(path: Path, expected: str, hint: str = "") -> dict[str, Any]:
-    """The JSON object of a regular file, of at most MOST_JSON bytes and DEEPEST_JSON levels."""
-    if regular_file(path, expected, hint).stat().st_size > MOST_JSON:
-        raise FileFormatError(expected, f"{str(path)!r} of more than {MOST_JSON} bytes", hint)
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"JSON in {path.name}", f"{error} in {str(path)!r}", hint) from None
-    if not isinstance(found, dict):
-        raise FileFormatError(f"a JSON object in {path.name}", f"{type(found).__name__} in {str(path)!r}", hint)
-    level: list[Any] = [found]
-    for _ in range(DEEPEST_JSON):
-        inner = [value.values() if isinstance(value, dict) else value for value in level]
-        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
-        if not level:
-            return found
-    raise FileFormatError(expected, f"{str(path)!r} nested more than {DEEPEST_JSON} levels deep", hint)

@@ -14,8 +14,9 @@ from typing import Any
 from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError, StateError
+from minigrad.files import read_json
 from minigrad.messages.explain import describe
-from minigrad.serialize import checked_path, load_shapes, read_json, write_whole
+from minigrad.serialize import checked_path, load_shapes, write_whole
 from .checks import check_probability, is_whole
 from .parameter import hollow
 from .transformer import TransformerLM

@@ -13,7 +13,8 @@ import pytest
 
 import minigrad as mg
 from minigrad.errors import ArgumentError, FileFormatError
-from minigrad.serialize import atomic_write, load_shapes, read_json, write_whole
+from minigrad.files import read_json
+from minigrad.serialize import atomic_write, load_shapes, write_whole
 
 
 def test_threads_that_save_to_one_path_do_not_meet(tmp_path: Path) -> None:

@@ -281,12 +281,17 @@ def remainder(x: Array, y: Array) -> Array:
     return array_module(x, y).remainder(x, y)
 
 
+def _quotient(x: Array, y: Array, out: Array) -> Array:
+    """The whole number (x - out) / y; a quotient that is a little less than a whole number may round up to it."""
+    return round(x / y - out / y)
+
+
 floor.defvjp(_flat)
 ceil.defvjp(_flat)
 trunc.defvjp(_flat)
 round.defvjp(_flat)
-fmod.defvjp(lambda g: g, lambda g, x, y: -g * trunc(x / y))
-remainder.defvjp(lambda g: g, lambda g, x, y: -g * floor(x / y))
+fmod.defvjp(lambda g: g, lambda g, x, y, out: -g * _quotient(x, y, out))
+remainder.defvjp(lambda g: g, lambda g, x, y, out: -g * _quotient(x, y, out))
 
 # ---- dtype and history ----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ def regular_file(path: str | os.PathLike[str], expected: str, hint: str = "") ->
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:  # ValueError: a null byte
-        why = "" if isinstance(error, FileNotFoundError) else f" ({getattr(error, 'strerror', error)})"
+        absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+        why = "" if absent else f" ({getattr(error, 'strerror', error)})"
         hint = hint or f"the working directory is {os.getcwd()!r}"
         raise MissingFileError(expected, f"no file {str(path)!r}{why}", hint) from None
     if not stat.S_ISREG(mode):

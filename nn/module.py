@@ -102,17 +102,20 @@ class Module:
         if isinstance(value, list | tuple) and any(isinstance(part, Module | Parameter) for part in value):
             hint = f"self.{name} = nn.ModuleList([...]), so that parameters() finds what is in it"
             raise DTypeError("modules in an nn.ModuleList", f"a {type(value).__name__} of them for {name!r}", hint)
-        if isinstance(value, Module) and any(module is self for module in value.modules()):
+        inside = value is self or self._path  # of another module: what is in none can't be below ``value``
+        if isinstance(value, Module) and inside and any(module is self for module in value.modules()):
             hint = "assign it to a module above both"
             raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to", hint)
 
     def _adopt(self, name: str, child: Module) -> None:
         """Name all that is below ``child`` by its path from here."""
-        prefix = f"{self._path}{name}."
-        for path, module in child.named_modules():
-            vars(module)["_path"] = f"{prefix}{path}." if path else prefix
-        for path, parameter in child.named_parameters():
-            parameter.name = prefix + path
+        named = set()
+        for path, module in _once(child._walk(f"{self._path}{name}.")):
+            vars(module)["_path"] = path
+            for key, value in vars(module).items():
+                if isinstance(value, Parameter) and id(value) not in named:
+                    named.add(id(value))
+                    value.name = path + key
 
     def register_buffer(self, name: str, value: Any, persistent: bool = True) -> None:
         """Keep ``value``, an array that isn't learned, as a Tensor that moves with the module.
@@ -135,9 +138,11 @@ class Module:
 
     def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all below it with their paths, a shared one under each of its paths."""
-        yield prefix, self
-        for name, child in self.named_children():
-            yield from child._walk(f"{prefix}{name}.")
+        waiting = [(prefix, self)]
+        while waiting:
+            prefix, module = waiting.pop()
+            yield prefix, module
+            waiting += [(f"{prefix}{name}.", child) for name, child in module.named_children()][::-1]
 
     def _named_tensors(self, parameters: bool, buffers: Callable[[bool], bool]) -> Iterator[tuple[str, Tensor]]:
         """Parameters, and the buffers whose persistence is wanted, under each of their names."""

@@ -41,8 +41,8 @@ def as_operand(value: Any, what: str) -> Any:
 def plain_array(array: Any) -> Any:
     """An array of a subclass as a plain one: ``*`` of np.matrix is another product. Masks are refused, not lost.
 
-    >>> plain_array(np.matrix([1.0]))
-    array([[1.]])
+    >>> plain_array(np.ones(2).view(np.memmap))
+    array([1., 1.])
     """
     if isinstance(array, np.ma.MaskedArray):
         got, hint = f"a masked array of shape {array.shape}", "array.filled(0) is one; keep the mask beside it"

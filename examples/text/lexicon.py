@@ -44,7 +44,7 @@ def read_entries(lines: Iterable[str]) -> dict[str, list[Pronunciation]]:
     for line in lines:
         line = "" if line.startswith(";;;") else line.partition("#")[0]
         name, *phonemes = line.split() or [""]
-        pronunciation = tuple(phoneme.rstrip("012") for phoneme in phonemes)
+        pronunciation = tuple(sound for phoneme in phonemes if (sound := phoneme.rstrip("012")))
         listed = words.setdefault(re.sub(r"\(\d+\)$", "", name), [])
         if pronunciation and pronunciation not in listed:
             listed.append(pronunciation)

@@ -65,7 +65,7 @@ def run_program(program: str, body: Callable[[], int]) -> int:
 
 
 def _complain(program: str, text: str, status: int) -> int:
-    print(printable(f"{program}: {text}"), file=sys.stderr)
+    print(shortened(printable(f"{program}: {text}")), file=sys.stderr)
     return status
 
 
@@ -81,7 +81,7 @@ def one_line(error: MiniGradError) -> str:
     'expected a text, got an empty file'
     """
     text = f"expected {error.expected}, got {error.got}" + (f". Hint: {error.hint}" if error.hint else "")
-    return shortened(" ".join(text.split()))
+    return " ".join(text.split())
 
 
 def shortened(text: str, most: int = 1000) -> str:

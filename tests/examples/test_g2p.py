@@ -276,7 +276,8 @@ def test_a_copy_of_a_step_folder_speaks(train: Train, tmp_path: Path, capsys: py
     [
         *((("model", name), value) for name in ("src_vocab_size", "d_model", "num_layers", "d_ff", "max_len", "pad_id")
           for value in (None, "8", -1, 1.5, [8], 10**30, 10**9)),
-        *((("corpus", name), value) for name in ("letters", "phonemes") for value in (None, 3, [], [1], ["a"], [["a"]])),
+        *((("corpus", name), value) for name in ("letters", "phonemes")
+          for value in (None, 3, [], [1], ["a"], [["a"]])),
         *(((name,), value) for name in ("model", "corpus") for value in (None, [], {})),
     ],
     ids=lambda value: repr(value)[:30],

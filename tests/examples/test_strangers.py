@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import shutil
 import signal
 import sys
@@ -381,9 +380,9 @@ def test_a_stride_above_the_length_is_left_out_with_the_truncation() -> None:
 
 
 def test_control_characters_are_shown_escaped(handed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    change(handed, "prompt", list(b"\x1b[2J\x07\x7fok\n\t"))
+    change(handed, "prompt", list(b"\x1b[2J\x07\x7fok\r\n\ta\rb"))
     assert generate.main(["--checkpoint", str(handed), "--max-new-tokens", "0", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out == "\\x1b[2J\\x07\\x7fok\n\t\n"
+    assert capsys.readouterr().out == "\\x1b[2J\\x07\\x7fok\r\n\ta\\rb\n"
     change(handed, "program", "\x1b[31mevil\u202e")
     assert generate.main(["--checkpoint", str(handed), "--device", "cpu"]) == 2
     assert capsys.readouterr().err.endswith("of \\x1b[31mevil\\u202e\n")
@@ -417,6 +416,8 @@ def test_nohup_is_heeded() -> None:
 def test_what_is_printed_after_the_terminal_has_gone_stops_nothing(
     trained: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
+    import pty  # of Unix
+
     out, ours = tmp_path / "run", Path(train_lm.__file__)
     flags = f"{TINY} --data {trained.parent / 'text.txt'} --out-dir {out} --device cpu --max-iters 100000"
     process, terminal = pty.fork()

@@ -21,7 +21,7 @@ import safetensors
 import safetensors.numpy
 
 from minigrad.backend import Array, array_of, as_dtype, bfloat16, is_array, to_numpy
-from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatError, MissingFileError
+from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatError, MissingFileError, OutOfMemoryError
 from minigrad.files import regular_file
 from minigrad.messages.arguments import plain_array
 from minigrad.messages.explain import describe, explained
@@ -198,6 +198,10 @@ def _array(file: Any, path: str | os.PathLike[str], name: str) -> Array:
     except (TypeError, AttributeError, ValueError, OverflowError, safetensors.SafetensorError):  # as NumPy complains
         hint = "what wrote the file can cast them"
         raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}", hint) from None
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ != "PanicException":
+            raise
+        raise OutOfMemoryError("memory for the array", f"{name!r} of {str(path)!r}", "a smaller file") from None
 
 
 def _bfloat16_array(path: str | os.PathLike[str], name: str) -> Array:

@@ -83,7 +83,11 @@ class Checkpoint:
             if is_whole(layers := arguments["num_layers"], 1) and layers > len(held):
                 raise FileFormatError(f"the weights of {layers} layers", f"{len(held)} arrays, in {self.path}")
             with hollow():
-                return kind(**arguments, device=device)
+                model = kind(**arguments, device=device)
+            known = {parameter.shape for parameter in model.parameters()}
+            if odd := [f"{name} {shape}" for name, shape in held.items() if shape not in known]:
+                raise FileFormatError("the weights that meta.json describes", f"{odd[0]} in {self.path}")
+        return model
 
     def files(self) -> list[Path]:
         """meta.json and the files that it lists; one that is a link or no regular file is refused."""

@@ -18,7 +18,8 @@ from text.tokenizers import BpeTokenizer
 from training.checkpoint import averaged, open_checkpoint, steps_in
 from training.console import StopSignals, run_program
 
-from minigrad.errors import FileFormatError
+import minigrad as mg
+from minigrad.errors import FileFormatError, OutOfMemoryError
 
 pytestmark = [
     pytest.mark.cpu_only("programs that are given --device cpu"),
@@ -289,6 +290,19 @@ def test_facts_that_never_end_are_not_read(handed: Path, capsys: pytest.CaptureF
         os.mkfifo(meta)
     assert generate.main(["--checkpoint", str(handed / "step_00000002"), "--device", "cpu"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["token_embeddings.weight", "other"])
+def test_an_array_larger_than_memory_is_never_made(handed: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """The file is sparse: it says that it holds a terabyte, and takes no room."""
+    file = handed / "step_00000002" / "model.safetensors"
+    header = json.dumps({name: {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(file, 8 + len(header) + 2**40)
+    assert generate.main(["--checkpoint", str(handed), "--device", "cpu"]) == 2
+    assert name in capsys.readouterr().err
+    with pytest.raises(OutOfMemoryError, match=name):
+        mg.load(file)
 
 
 def test_a_copy_of_a_step_folder_is_averaged_with_itself(handed: Path) -> None:

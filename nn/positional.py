@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array, accumulator, device_of, to_device
+from minigrad.backend import NDArray, accumulator, device_of, to_device
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .activation import Dropout
 from .checks import check_sizes
@@ -39,7 +40,7 @@ class SinusoidalPositionalEncoding(Module):
         self._table = np.empty((0, 0))
         self.dropout = Dropout(dropout)
 
-    def table(self, rows: int) -> Array:
+    def table(self, rows: int) -> NDArray:
         """The sinusoids (positions, d_model) of at least ``rows`` positions, made when a call first needs so many."""
         if len(self._table) < rows:
             positions = np.arange(min(max(2 * rows, 1024), self.max_len))
@@ -49,7 +50,7 @@ class SinusoidalPositionalEncoding(Module):
             self._table[:, 1::2] = np.cos(angles[:, : self.d_model // 2])
         return self._table
 
-    def forward(self, x: Any, positions: Any = None) -> Any:
+    def forward(self, x: Tensor, positions: TensorLike | None = None) -> Tensor:
         """``dropout(x + P[positions])``; positions are integers (T,) or (..., T), 0 … T-1 if not given."""
         max_len, d_model = self.max_len, self.d_model
         if x.ndim < 2 or x.shape[-1] != d_model:
@@ -107,9 +108,9 @@ class RotaryEmbedding(Module):
         self.d_k, self.max_seq_len, self.theta, self.layout = d_k, max_seq_len, theta, layout
         self.scaling = None if scaling is None else dict(scaling)
         scaled_frequencies(np.ones(1), scaling)  # refuses a scaling that it doesn't know
-        self._tables: dict[tuple[str, str], tuple[Array, Array]] = {}
+        self._tables: dict[tuple[str, str], tuple[NDArray, NDArray]] = {}
 
-    def forward(self, x: Any, positions: Any = None) -> Any:
+    def forward(self, x: Tensor, positions: TensorLike | None = None) -> Tensor:
         """``x`` (..., T, d_k) turned by its positions: integers (T,), or of x's leading axes; 0 … T-1 if not given."""
         if x.ndim < 2 or x.shape[-1] != self.d_k:
             hint = "features are on the last axis, positions before it"
@@ -118,15 +119,17 @@ class RotaryEmbedding(Module):
         place = checked_positions(positions, x.shape[-2], device, "max_seq_len", self.max_seq_len)
         rows = place.stop if isinstance(place, slice) else self.max_seq_len
         cos, sin = self.tables(accumulator(x.dtype), device, rows)
-        return F.apply_rope(x, cos[place], sin[place], self.layout)
+        turned: Tensor = F.apply_rope(x, cos[place], sin[place], self.layout)
+        return turned
 
-    def tables(self, dtype: Any, device: str, rows: int) -> tuple[Array, Array]:
+    def tables(self, dtype: Any, device: str, rows: int) -> tuple[NDArray, NDArray]:
         """Cosines and sines (positions, d_k/2) of at least ``rows`` positions, made when a call first needs so many."""
         key = (dtype.name, device)
         if key not in self._tables or len(self._tables[key][0]) < rows:
             frequencies = scaled_frequencies(self.theta ** (-np.arange(0, self.d_k, 2) / self.d_k), self.scaling)
             angles = np.arange(min(max(2 * rows, 1024), self.max_seq_len))[:, None] * frequencies
-            self._tables[key] = tuple(asarray(f(angles), dtype, device).data for f in (np.cos, np.sin))
+            cos, sin = (asarray(f(angles), dtype, device).data for f in (np.cos, np.sin))
+            self._tables[key] = cos, sin
         return self._tables[key]
 
     def extra_repr(self) -> str:
@@ -142,7 +145,8 @@ def checked_positions(positions: Any, length: int, device: str, name: str, limit
     """
     positions = range(length) if positions is None else positions
     if isinstance(positions, range) and positions.step == 1:
-        place, count = slice(positions.start, positions.stop), len(positions)
+        place: Any = slice(positions.start, positions.stop)
+        count = len(positions)
         first, last = positions.start, positions.stop - 1
     else:
         place = asarray(positions).data

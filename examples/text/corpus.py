@@ -140,7 +140,7 @@ def _checked_ids(path: Path, tokenizer: Tokenizer) -> tuple[Ids, str]:
         if wrong.size:
             got = f"{path} with id {chunk[wrong[0]]} at position {start + wrong[0]}"
             raise IndexRangeError(f"ids from 0 to {size - 1}", got, OF_IDS)
-        digest.update(chunk)
+        digest.update(chunk.data)
     return ids, digest.hexdigest()
 
 
@@ -160,11 +160,11 @@ def _map_ids(path: Path, vocab_size: int) -> Ids:
     return ids.view(MappedIds)
 
 
-class MappedIds(np.memmap):  # type: ignore[type-arg]
+class MappedIds(np.memmap):
     """Ids on the disk; an error where the file has become shorter, since reading what is gone ends the program."""
 
     def __getitem__(self, index: Any) -> Any:
-        mapping = self._mmap
+        mapping = getattr(self, "_mmap", None)
         if mapping is not None and mapping.size() < len(mapping):
             got = f"{self.filename}, which became shorter"
             raise FileFormatError("the token file that was opened", got, "copy files to another name, and then rename")

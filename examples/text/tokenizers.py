@@ -247,6 +247,6 @@ def tokenizer_from_json(form: dict[str, Any]) -> Tokenizer:
         return CharTokenizer(characters)
     if kind == "bpe" and isinstance(given.get("tokenizer"), str):
         return BpeTokenizer(given["tokenizer"])
-    if kind == "ids" and is_whole(size, 1) and size <= 1 << 32:
+    if kind == "ids" and isinstance(size, int) and is_whole(size, 1) and size <= 1 << 32:
         return IdTokenizer(size)
     raise FileFormatError("a tokenizer of a checkpoint", repr(form)[:99])

@@ -15,7 +15,6 @@ don't say one, and are read as before.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -115,7 +114,7 @@ def understood(path: Path) -> Iterator[None]:
 
 
 def _number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and abs(value) < math.inf)
+    return value is None or (isinstance(value, int | float) and abs(value) < 1e300)
 
 
 def _is_whole(value: Any) -> bool:
@@ -130,7 +129,8 @@ def _names(values: Any, pattern: str) -> bool:
 LEGAL: dict[str, Callable[[Any], bool]] = {
     "step": _is_whole,
     "best_step": lambda value: value is None or _is_whole(value),
-    **dict.fromkeys(("seconds", "val_loss", "first_loss", "best_loss"), _number),
+    "seconds": lambda value: value is not None and _number(value),
+    **dict.fromkeys(("val_loss", "first_loss", "best_loss"), _number),
     **dict.fromkeys(("config", "model", "corpus", "last"), lambda value: isinstance(value, dict)),
     "parts": lambda value: (
         isinstance(value, dict) and all(isinstance(part, dict) for part in value.values()) and _names(value, r"\w+")

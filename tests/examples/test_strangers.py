@@ -264,7 +264,8 @@ CONFIG_WRONG: list[tuple[str, Any]] = [
     ("config.tokenizer", 3), ("config.tie_embeddings", 1), ("config.prompt", 3), ("config.n_embd", 10**30),
     ("config", ...), ("config", None), ("config", []), ("random", ...), ("random", 3), ("random", {}),
     ("parts.batches", {}), ("parts.batches", {"random": {"bit_generator": "MT19937"}}), ("parts.optimizer", {}),
-    ("parts.optimizer.param_groups", 3), ("last", []), ("best_step", "x"), ("best_loss", []), ("seconds", "x"), ("seconds", None),
+    ("parts.optimizer.param_groups", 3), ("last", []), ("best_step", "x"), ("best_loss", []), ("seconds", "x"),
+    ("seconds", None),
     ("seconds", 10**400), ("best_loss", 10**400),
 ]  # fmt: skip
 

@@ -198,7 +198,8 @@ def _array(file: Any, path: str | os.PathLike[str], name: str) -> Array:
     try:  # the library would end in a panic
         np.empty(math.prod(shape) * (int(re.sub(r"\D", "", kind) or 8) // 8), np.uint8)
     except (MemoryError, ValueError):
-        raise OutOfMemoryError("memory for the arrays", f"{name!r} {kind} {shape} in {str(path)!r}") from None
+        got = f"{name!r} {kind} {shape} in {str(path)!r}"
+        raise OutOfMemoryError("memory for the arrays", got, "a machine with more of it") from None
     try:
         return _bfloat16_array(path, name) if kind == "BF16" else file.get_tensor(name)
     except (TypeError, AttributeError, ValueError, OverflowError, safetensors.SafetensorError):  # as NumPy complains

@@ -36,11 +36,11 @@ def embedding(ids: Array, weight: Array, padding_idx: int | None = None) -> Arra
      [1. 2.]]
     """
     check_embedding(ids, weight, padding_idx)
-    ids = to_device_of(array_of(ids), array_of(weight))
     rows = take(weight, ids, 0)
     if padding_idx is None:
         return rows
-    return where((ids == padding_idx % weight.shape[0])[..., None], stop_gradient(rows), rows)
+    padded = to_device_of(array_of(ids), array_of(weight)) == padding_idx % weight.shape[0]
+    return where(padded[..., None], stop_gradient(rows), rows)
 
 
 def check_embedding(ids: Any, weight: Any, padding_idx: int | None) -> None:

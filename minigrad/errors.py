@@ -101,3 +101,7 @@ class AxisError(MiniGradError, np.exceptions.AxisError):
 
 class MissingFileError(FileFormatError, FileNotFoundError):
     """A file or a folder that isn't there."""
+
+
+class MissingPackageError(MiniGradError, ImportError):
+    """A package that is not installed, and that only some functions need."""

@@ -57,7 +57,7 @@ def told(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: E
     The error stays as it is if it is one of ours, if a function of the user took part in what failed, or if another of
     our boundaries made this call for him.
     """
-    libraries = [sys.modules[name] for name in ("numpy", "cupy") if name in sys.modules]
+    libraries = [sys.modules[name] for name in ("numpy", "scipy", "cupy") if name in sys.modules]
     inside = (*OURS, *(f"{Path(str(library.__file__)).parent}{os.sep}" for library in libraries))
 
     def is_inside(frame: FrameType) -> bool:

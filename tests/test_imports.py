@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     ["errors"],
+    ["files"],
     ["backend"],
     ["messages"],
     ["machine", "cuda"],

@@ -304,7 +304,7 @@ def _draw(operation: Operation[Any], call: Sample, rng: np.random.Generator, dty
         if _is_shape(value):
             count = int(np.prod(value))
             taken, numbers = numbers[:count].reshape(value), numbers[count:]
-            return taken.copy()
+            return operation.prepare(taken) if operation.prepare else taken.copy()
         return value.astype(dtype) if _is_floating_array(value) else value
 
     return tuple(fill(value) for value in call.arrays), dict(call.params)

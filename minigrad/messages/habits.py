@@ -32,7 +32,7 @@ NAMES = {
     "gelu": "nn.functional.gelu", "silu": "nn.functional.silu", "equal": "(x == y).all()", "eq": "x == y",
     "ne": "x != y", "lt": "x < y", "le": "x <= y", "gt": "x > y", "ge": "x >= y", "logical_not": "x == 0",
     "median": "sort", "argwhere": "np.argwhere(x)", "nonzero": "np.nonzero(x)",
-    "linalg": "np.linalg, without a gradient",
+    "linalg": "minigrad.linalg",
     # gradients
     "requires_grad_": "x.requires_grad = True", "detach_": "detach()", "zero_": "x.data = 0 * x.data",
     "grad_fn": "x.node; minigrad.draw(x) shows the graph", "is_leaf": "requires_grad",

@@ -22,6 +22,7 @@ from minigrad import ops
 from minigrad.backend import Array
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe, explained
+from minigrad.messages.habits import module_names
 from minigrad.ops import kron, matmul, tensordot
 from minigrad.ops.decompositions import cholesky, eigh, eigvalsh, qr, svd, svdvals
 from minigrad.ops.matrix_functions import (
@@ -101,3 +102,6 @@ def outer(x: Array, y: Array) -> Any:
     if np.ndim(x) != 1 or np.ndim(y) != 1:
         raise ShapeError("two vectors", f"{describe(x)} and {describe(y)}", "minigrad.outer flattens")
     return ops.outer(x, y)
+
+
+__getattr__, __dir__ = module_names(globals())

@@ -54,7 +54,7 @@ def _reporting(xp: Any) -> Any:
 
 
 def dominant(x: Any) -> Any:
-    """Random numbers as matrices for the tests: with 3, 6, 9, … added along the diagonal.
+    """The domain of most operations on matrices, for the tests: 3, 6, 9, … added along the diagonals.
 
     They are invertible, positive definite in either triangle, and their eigenvalues and singular values are apart.
 
@@ -65,10 +65,6 @@ def dominant(x: Any) -> Any:
     if x.ndim < 2:
         return x
     return (x + 3 * np.eye(*x.shape[-2:]) * np.arange(1, x.shape[-1] + 1)).astype(x.dtype)
-
-
-DRAWN: dict[str, Any] = {"prepare": dominant, "domain": (-1.0, 1.0)}
-"""How the matrices of most operations are drawn for the tests."""
 
 
 def mT(x: Array) -> Array:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of
+from minigrad.backend import Array, array_module, array_of, is_bfloat16
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, LinAlgError
 from minigrad.messages.explain import describe
-from minigrad.ops._matrices import DRAWN, identity, lapack, mT, of_columns, of_rows, to_triangle
+from minigrad.ops._matrices import dominant, identity, lapack, mT, of_columns, of_rows, to_triangle
 from minigrad.ops.linalg import matmul
 from minigrad.ops.piecewise import where
 from minigrad.ops.shape import pad, tril
@@ -34,13 +34,15 @@ _any = [sample((3, 3)), sample((4, 2)), sample((2, 3)), sample((2, 4, 3))]
 
 def rounding(x: Array) -> Any:
     """How far eigenvalues or singular values of ``x``, over the largest, may be off: n units in the last place."""
-    return max(x.shape[-2:]) * np.finfo(array_of(x).dtype).eps
+    dtype = array_of(x).dtype
+    eps = 2.0**-7 if is_bfloat16(dtype) else float(np.finfo(dtype).eps)
+    return eps * max(array_of(x).shape[-2:])
 
 
 # ---- Cholesky -------------------------------------------------------------------------------------------------------
 
 
-@primitive(precision="wide", samples=[*_square, sample((3, 3), upper=True)], **DRAWN, numpy="linalg.cholesky")
+@primitive(precision="wide", samples=[*_square, sample((3, 3), upper=True)], domain=dominant, numpy="linalg.cholesky")
 @lapack
 def cholesky(x: Array, upper: bool = False) -> Array:
     """The lower triangle L with positive diagonal and ``L Lᵀ = A``, or the upper one ``U = Lᵀ``, of stacks of matrices.
@@ -76,7 +78,7 @@ class QRResult(NamedTuple):
     R: Any
 
 
-@primitive(part_of="qr", precision="wide", samples=_any, **DRAWN, torch=False)
+@primitive(part_of="qr", precision="wide", samples=_any, domain=dominant, torch=False)
 @lapack
 def orthogonal_triangle(x: Array, complete: bool = False) -> tuple[Array, Array]:
     """The factors of ``qr``."""
@@ -112,7 +114,7 @@ def _refuse_beyond(k: int, *gradients: Array) -> None:
         raise LinAlgError(f"a gradient of the first {k} vectors, which the matrix fixes", "one of those behind", hint)
 
 
-@composite(samples=[*_any, sample((3, 2), mode="r")], **DRAWN,
+@composite(samples=[*_any, sample((3, 2), mode="r")], domain=dominant,
            numpy="linalg.qr")  # fmt: skip
 def qr(x: Array, mode: str = "reduced") -> Any:
     """``A = Q R`` of matrices (..., m, n): orthonormal columns Q (..., m, k), a triangle R (..., k, n), k = min(m, n).
@@ -165,7 +167,7 @@ class EighResult(NamedTuple):
     eigenvectors: Any
 
 
-@primitive(part_of="eigh", precision="wide", samples=[*_square, sample((3, 3), False)], **DRAWN,
+@primitive(part_of="eigh", precision="wide", samples=[*_square, sample((3, 3), False)], domain=dominant,
            torch=False)  # fmt: skip
 @lapack
 def eigen(x: Array, lower: bool = True) -> tuple[Array, Array]:
@@ -191,7 +193,7 @@ def _is_lower(UPLO: Any) -> bool:
     return UPLO in ("L", "l")
 
 
-@composite(samples=[*_square, sample((3, 3), UPLO="U")], **DRAWN, numpy="linalg.eigh")
+@composite(samples=[*_square, sample((3, 3), UPLO="U")], domain=dominant, numpy="linalg.eigh")
 def eigh(x: Array, UPLO: str = "L") -> EighResult:
     """``A V = V diag(λ)`` of symmetric matrices: eigenvalues λ (..., n), ascending, and eigenvectors, the columns of V.
 
@@ -204,7 +206,7 @@ def eigh(x: Array, UPLO: str = "L") -> EighResult:
     return EighResult(*eigen(x, _is_lower(UPLO)))
 
 
-@primitive(part_of="eigvalsh", precision="wide", samples=[sample((3, 3)), sample((3, 3), False)], **DRAWN,
+@primitive(part_of="eigvalsh", precision="wide", samples=[sample((3, 3)), sample((3, 3), False)], domain=dominant,
            torch=False)  # fmt: skip
 @lapack
 def eigenvalues(x: Array, lower: bool = True) -> Array:
@@ -220,7 +222,7 @@ def _eigenvalues_rule(g: Array, x: Array, lower: bool) -> Array:
 eigenvalues.defvjp(_eigenvalues_rule)
 
 
-@composite(samples=[*_square, sample((3, 3), UPLO="U")], **DRAWN, numpy="linalg.eigvalsh")
+@composite(samples=[*_square, sample((3, 3), UPLO="U")], domain=dominant, numpy="linalg.eigvalsh")
 def eigvalsh(x: Array, UPLO: str = "L") -> Array:
     """The eigenvalues of symmetric matrices (..., n, n), ascending; of equal ones the sum is differentiable.
 
@@ -241,7 +243,7 @@ class SVDResult(NamedTuple):
     Vh: Any
 
 
-@primitive(part_of="svd", precision="wide", samples=_any, **DRAWN, torch=False)
+@primitive(part_of="svd", precision="wide", samples=_any, domain=dominant, torch=False)
 @lapack
 def singular(x: Array, full_matrices: bool = False) -> tuple[Array, Array, Array]:
     """The results of ``svd``."""
@@ -290,7 +292,7 @@ singular.defvjp(_singular_rule)
 
 
 @composite(samples=[*[sample(*s.arrays, full_matrices=False) for s in _any], sample((3, 3))],
-           **DRAWN, numpy="linalg.svd")  # fmt: skip
+           domain=dominant, numpy="linalg.svd")  # fmt: skip
 def svd(x: Array, full_matrices: bool = True) -> SVDResult:
     """``A = U diag(S) Vh`` of matrices (..., m, n): singular values (..., k), descending, k = min(m, n), and vectors.
 
@@ -304,7 +306,7 @@ def svd(x: Array, full_matrices: bool = True) -> SVDResult:
     return SVDResult(*singular(x, bool(full_matrices)))
 
 
-@primitive(precision="wide", samples=_any, **DRAWN, numpy="linalg.svdvals", torch="linalg.svdvals")
+@primitive(precision="wide", samples=_any, domain=dominant, numpy="linalg.svdvals", torch="linalg.svdvals")
 @lapack
 def svdvals(x: Array) -> Array:
     """The singular values (..., min(m, n)) of matrices, descending; where one is 0, it has the gradient 0.

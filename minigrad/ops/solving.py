@@ -16,7 +16,7 @@ from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe
-from minigrad.ops._matrices import DRAWN, identity, lapack, mT, of_matrices
+from minigrad.ops._matrices import dominant, identity, lapack, mT, of_matrices
 from minigrad.ops.linalg import matmul
 from minigrad.ops.shape import expand_dims, squeeze, tril, triu
 
@@ -58,7 +58,7 @@ def in_step(a: Array, b: Array) -> tuple[Array, Array]:
 # ---- equations ------------------------------------------------------------------------------------------------------
 
 
-@primitive(part_of="solve", precision="wide", samples=_systems[1:2], **DRAWN, numpy="linalg.solve",
+@primitive(part_of="solve", precision="wide", samples=_systems[1:2], domain=dominant, numpy="linalg.solve",
            torch="linalg.solve")  # fmt: skip
 @lapack
 def solve_columns(a: Array, b: Array) -> Array:
@@ -72,7 +72,7 @@ def _solve_rule(g: Array, a: Array, out: Array, b_shape: Any) -> tuple[Array, Ar
     return unbroadcast(-matmul(y, mT(out)), a.shape), unbroadcast(y, b_shape)
 
 
-@composite(samples=_systems, **DRAWN, numpy="linalg.solve", torch="linalg.solve")
+@composite(samples=_systems, domain=dominant, numpy="linalg.solve", torch="linalg.solve")
 def solve(a: Array, b: Array) -> Array:
     """The solution x of ``A x = b``, for stacks of matrices A (..., n, n), and b (n,) or (..., n, k).
 
@@ -88,7 +88,7 @@ def solve(a: Array, b: Array) -> Array:
 
 @primitive(part_of="solve_triangular", precision="wide", samples=[
     sample((3, 3), (3, 2), True, False), sample((3, 3), (3, 2), False, True), sample((2, 3, 3), (3, 2), True, True)],
-    **DRAWN, torch=False)  # fmt: skip
+    domain=dominant, torch=False)  # fmt: skip
 @lapack
 def substitute(a: Array, b: Array, lower: bool, unit_diagonal: bool) -> Array:
     """The solution of equations with triangles, halves of which are solved one after the other."""
@@ -116,7 +116,7 @@ def _substitute_rule(
 @composite(
     samples=[*_systems, sample((3, 3), (3,), lower=True), sample((2, 3, 3), (3, 2), trans=1),
              sample((3, 3), (3, 2), unit_diagonal=True), sample((3, 3), (3, 2), trans="T", lower=True)],
-    **DRAWN)  # fmt: skip
+    domain=dominant)  # fmt: skip
 def solve_triangular(
     a: Array, b: Array, trans: int | str = 0, lower: bool = False, unit_diagonal: bool = False
 ) -> Array:
@@ -141,7 +141,7 @@ def solve_triangular(
 _square = [sample((3, 3)), sample((2, 3, 3)), sample((1, 1)), sample((2, 1, 4, 4))]
 
 
-@primitive(precision="wide", samples=_square, **DRAWN, numpy="linalg.inv",
+@primitive(precision="wide", samples=_square, domain=dominant, numpy="linalg.inv",
            torch="linalg.inv")  # fmt: skip
 @lapack
 def inv(x: Array) -> Array:
@@ -164,7 +164,7 @@ class SlogdetResult(NamedTuple):
     logabsdet: Any
 
 
-@primitive(part_of="slogdet", precision="wide", samples=_square, **DRAWN, numpy="linalg.slogdet",
+@primitive(part_of="slogdet", precision="wide", samples=_square, domain=dominant, numpy="linalg.slogdet",
            torch=False)  # fmt: skip
 @lapack
 def sign_and_log(x: Array) -> tuple[Array, Array]:
@@ -177,7 +177,7 @@ def sign_and_log(x: Array) -> tuple[Array, Array]:
 sign_and_log.defvjp(lambda g, x: of_matrices(g[1]) * mT(inv(x)))
 
 
-@composite(samples=_square, **DRAWN, numpy="linalg.slogdet", torch="linalg.slogdet")
+@composite(samples=_square, domain=dominant, numpy="linalg.slogdet", torch="linalg.slogdet")
 def slogdet(x: Array) -> SlogdetResult:
     """Sign and ``ln |det A|`` of matrices (..., n, n), where the determinant may be beyond the range of its dtype.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from minigrad.tensor import Tensor
 from . import functional as F
 from .checks import check_probability
 from .module import Module
@@ -17,7 +16,7 @@ class ReLU(Module):
     [0. 2.]
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``max(x, 0)``."""
         return F.relu(x)
 
@@ -30,7 +29,7 @@ class SiLU(Module):
     [0.]
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``x · sigmoid(x)``."""
         return F.silu(x)
 
@@ -47,7 +46,7 @@ class GELU(Module):
         super().__init__()
         self.approximate = approximate
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``x Φ(x)``."""
         return F.gelu(x, self.approximate)
 
@@ -69,7 +68,7 @@ class GLU(Module):
         super().__init__()
         self.axis = axis
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``a · sigmoid(b)``."""
         return F.glu(x, self.axis)
 
@@ -93,7 +92,7 @@ class Dropout(Module):
         super().__init__()
         self.p = check_probability(p)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``x`` with elements dropped."""
         return F.dropout(x, self.p, self.training)
 

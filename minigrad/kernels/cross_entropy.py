@@ -147,7 +147,8 @@ def reduced(losses: Array, targets: Targets, reduction: str) -> Array:
 def row_gradients(e: Array, targets: Targets, tile: slice, q: Array | None, total: Array, scale: Array) -> None:
     """Turn exponentials ``e`` of a tile, with row sums ``total``, into ``scale · (softmax - q)``, in place.
 
-    A row that doesn't count gets 0, and so does one of only -∞.
+    A row that doesn't count gets 0, and so does one of only -∞. A row sums to 0: by that the entry of a target of
+    probability nearly 1 is got, since p - 1 would be noise.
     """
     dead = ~targets.counted[tile] | (total == 0)
     scale = np.where(dead, 0, scale)
@@ -156,7 +157,12 @@ def row_gradients(e: Array, targets: Targets, tile: slice, q: Array | None, tota
     with np.errstate(under="ignore"):
         e *= (scale * mass / np.where(dead, 1, total))[:, None]
         if q is None:
-            e[np.arange(len(e)), targets.ids[tile]] -= scale * keep
+            ids = targets.ids[tile]
+            picked = e[np.arange(len(e)), ids] - scale * keep
+            e[np.arange(len(e)), ids] = picked
+            if not smoothing and (sure := np.flatnonzero(np.abs(picked) < 0.1 * np.abs(scale))).size:
+                e[sure, ids[sure]] = 0
+                e[sure, ids[sure]] = -e[sure].sum(axis=1)
         else:
             e -= q[tile] * (scale * keep)[:, None]
         if smoothing:

@@ -6,7 +6,7 @@
          c += (long long)gridDim.x * blockDim.x * PACK)
 
 __device__ inline W logistic(W x) { return 1 / (1 + exp(-x)); }
-__device__ inline W silu_slope(W x, W s) { return s * (1 + x * (1 - s)); }
+__device__ inline W silu_slope(W x, W s) { return s * (1 + x * logistic(-x)); }  // 1 - s would be rounded
 
 extern "C" __global__ void relu(const T* x, T* y, long long size) {
     FOR_ALL(c, size) {
@@ -75,7 +75,7 @@ extern "C" __global__ void swiglu_backward(const T* g, const T* gate, const T* u
 // Φ(x), exact or by (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2 = σ(2 √(2/π) (x + 0.044715 x³)).
 __device__ inline W inner(W x) { return W(1.5957691216057308) * (x + W(0.044715) * x * x * x); }
 __device__ inline W normal(W x, int exact) {
-    return exact ? W(0.5) + W(0.5) * erf(x * W(0.7071067811865476)) : logistic(inner(x));
+    return exact ? W(0.5) * erfc(x * W(-0.7071067811865476)) : logistic(inner(x));
 }
 
 extern "C" __global__ void gelu(const T* x, T* y, long long size, int exact) {
@@ -94,8 +94,9 @@ extern "C" __global__ void gelu_backward(const T* g, const T* x, T* dx, long lon
         load(x + c, v);
         FOR_LANES(k) {
             W p = normal(v[k], exact);
-            W density = exact ? W(0.3989422804014327) * exp(W(-0.5) * v[k] * v[k])
-                              : p * (1 - p) * W(1.5957691216057308) * (1 + W(3 * 0.044715) * v[k] * v[k]);
+            W square = min(v[k] * v[k], W(900));  // beyond it the density is 0
+            W density = exact ? W(0.3989422804014327) * exp(W(-0.5) * square)
+                              : p * logistic(-inner(v[k])) * W(1.5957691216057308) * (1 + W(3 * 0.044715) * square);
             v[k] = u[k] * (p + v[k] * density);
         }
         store(v, dx + c);

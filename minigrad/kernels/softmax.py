@@ -53,7 +53,7 @@ def _softmax_forward(x: Any, axis: int) -> tuple[Array, dict[str, Any]]:
 
 @softmax.defbackward("x")
 def _softmax_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]:
-    """s (g - Σ g s)."""
+    """s (g - Σ g s); where one s is nearly 1, with its g taken off first: 1 - s would be noise."""
     work = accumulator(out.dtype)
     g, out = _last(g, axis, work), _last(out, axis, work)
     gx = np.empty_like(out)
@@ -64,6 +64,10 @@ def _softmax_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]
         with np.errstate(under="ignore"):
             np.subtract(up[a:b], mean[:, None], out=result[a:b])
             result[a:b] *= rows[a:b]
+            if len(peaked := a + _peaked(rows[a:b])):
+                s = rows[peaked]
+                apart = up[peaked] - up[peaked, s.argmax(1)][:, None]
+                result[peaked] = (apart - np.vecdot(apart, s)[:, None]) * s
 
     over_rows(body, rows, arrays=3, ns=1.0)
     return (_home(gx, axis, x_dtype),)
@@ -94,7 +98,7 @@ def _log_forward(x: Any, axis: int) -> tuple[Array, dict[str, Any]]:
 
 @log_softmax.defbackward("x")
 def _log_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]:
-    """g - e^out Σ g, and 0 in a row of only -∞."""
+    """g - e^out Σ g, and 0 in a row of only -∞; a row sums to 0, by which the entry is got whose e^out is nearly 1."""
     work = accumulator(out.dtype)
     g, out = _last(g, axis, work), _last(out, axis, work)
     gx = np.empty_like(out)
@@ -104,13 +108,22 @@ def _log_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]:
         dx, ones = result[a:b], np.ones(rows.shape[1], work)
         with np.errstate(under="ignore"):
             np.exp(rows[a:b], out=dx)
-            empty = dx @ ones == 0
+            empty, peaked = dx @ ones == 0, _peaked(dx)
             dx *= -(up[a:b] @ ones)[:, None]
             dx += up[a:b]
+            if len(peaked):
+                top = rows[a + peaked].argmax(1)
+                dx[peaked, top] = 0
+                dx[peaked, top] = -(dx[peaked] @ ones)
         dx[empty] = 0
 
     over_rows(body, rows, arrays=3, ns=3.3)
     return (_home(gx, axis, x_dtype),)
+
+
+def _peaked(weights: Array) -> Array:
+    """Which rows of weights that sum to 1 may have one above 0.9: beside it less than 0.1 is left for all others."""
+    return np.flatnonzero(np.vecdot(weights, weights) > 0.8)
 
 
 def _by_rows(x: Any, axis: int, ns: float, finish: Callable[[Array, Array, Array, Array], None]) -> Array:

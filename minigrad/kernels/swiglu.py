@@ -12,14 +12,25 @@ from minigrad.kernels.rows import dtypes, over_elements
 from minigrad.machine.parallel import scratch
 from minigrad.ops import sigmoid
 
+HIGH = 4.5  # above it x (1 - σ) would be off by more than the last digit
+
 
 def logistic(x: Array, out: Array) -> None:
-    """``out = 1 / (1 + e^-x)``; beyond the range of the exponential it is exactly 0 or 1, in silence."""
-    with np.errstate(over="ignore", under="ignore"):
+    """``out = 1 / (1 + e^-x)``, in silence, and e^x where e^-x overflows: the processor tells of that at no cost.
+
+    ``out`` may not be ``x``.
+    """
+    low: Any = None
+    with np.errstate(over="raise", under="ignore"):
         np.negative(x, out=out)
-        np.exp(out, out=out)
+        try:
+            np.exp(out, out=out)
+        except FloatingPointError:  # out is written all the same
+            low = np.isinf(out)
         out += 1
         np.divide(1, out, out=out)
+        if low is not None:
+            out[low] = np.exp(x[low])
 
 
 def _flat(x: Any, shape: tuple[int, ...], work: Any) -> Array:
@@ -71,10 +82,20 @@ def _silu_backward(g: Any, x: Any, sigma: Any) -> tuple[Array]:
 
 
 def slope(x: Array, sigma: Array, silu: Array, out: Array) -> None:
-    """The derivative of SiLU: σ (1 + x - x σ)."""
+    """The derivative of SiLU: σ (1 + x - x σ), and σ (1 + x e^-x σ) where x would magnify the rounding of 1 - σ.
+
+    ``out`` may be ``x``.
+    """
+    high: Any = None
+    if np.fmax.reduce(x, axis=None, initial=0) > HIGH:
+        high = x > HIGH
+        far, one = x[high], sigma[high]
+        exact = one * (1 + far * np.exp(-far) * one)
     np.subtract(x, silu, out=out)
     out += 1
     out *= sigma
+    if high is not None:
+        out[high] = exact
 
 
 def _torch(t: Any, gate: Any, up: Any) -> Any:

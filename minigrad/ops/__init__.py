@@ -1,5 +1,9 @@
-"""The operations: tables of functions on arrays, each followed by its derivatives."""
+"""The operations: tables of functions on arrays, each followed by its derivatives.
 
+``__init__.pyi`` has their signatures as a caller sees them; ``python tests/support/signatures.py`` writes it.
+"""
+
+from minigrad.ops import elementwise, index, linalg, piecewise, reduce, running, shape
 from minigrad.ops.elementwise import *
 from minigrad.ops.index import *
 from minigrad.ops.index import placed as placed
@@ -11,3 +15,5 @@ from minigrad.ops.piecewise import zeros_like as zeros_like
 from minigrad.ops.reduce import *
 from minigrad.ops.running import *
 from minigrad.ops.shape import *
+
+__all__ = [name for table in (elementwise, index, linalg, piecewise, reduce, running, shape) for name in table.__all__]

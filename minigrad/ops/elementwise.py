@@ -7,15 +7,15 @@ At kinks the rules follow ``docs/kinks.md``.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module
-from minigrad.engine.core import elementwise
+from minigrad.backend import Array, ArrayLike, array_module, array_of, is_bfloat16, is_half
+from minigrad.engine.core import Primitive, elementwise
 from minigrad.engine.registry import composite, sample
 from minigrad.ops._erf import erf as _erf
-from minigrad.ops.piecewise import isinf, where, zeros_like
+from minigrad.ops._erf import normal as _normal
+from minigrad.ops.piecewise import where, zeros_like
 
 # fmt: off
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 ]
 # fmt: on
 
-# ---- arithmetic -----------------------------------------------------------------------------------------------------
+# ---- sums, products, quotients --------------------------------------------------------------------------------------
 
 
 @elementwise()
@@ -49,6 +49,16 @@ def subtract(x: Array, y: Array) -> Array:
 
 
 @elementwise()
+def negative(x: Array) -> Array:
+    """``-x`` of each element.
+
+    >>> print(negative(np.array([1.0, -2.0])))
+    [-1.  2.]
+    """
+    return array_module(x).negative(x)
+
+
+@elementwise()
 def multiply(x: Array, y: Array) -> Array:
     """Product ``x · y`` of each pair of elements.
 
@@ -69,26 +79,6 @@ def divide(x: Array, y: Array) -> Array:
 
 
 @elementwise(domain=(0.5, 2.0))
-def power(x: Array, y: Array) -> Array:
-    """``x`` to the power ``y``; its derivative ``y x^(y-1)`` is 0 for y = 0, also at x = 0.
-
-    >>> print(power(np.array([2.0, 3.0]), 2))
-    [4. 9.]
-    """
-    return x**y
-
-
-@elementwise()
-def negative(x: Array) -> Array:
-    """``-x`` of each element.
-
-    >>> print(negative(np.array([1.0, -2.0])))
-    [-1.  2.]
-    """
-    return array_module(x).negative(x)
-
-
-@elementwise(domain=(0.5, 2.0))
 def reciprocal(x: Array) -> Array:
     """``1 / x`` of each element.
 
@@ -96,6 +86,28 @@ def reciprocal(x: Array) -> Array:
     [0.5  0.25]
     """
     return array_module(x).divide(1, x)
+
+
+@composite(samples=[sample((2, 3), (2, 3), 0.3), sample((2, 3), (3,), (2, 1))])
+def lerp(start: Array, end: Array, weight: ArrayLike) -> Array:
+    """``start + weight · (end - start)``.
+
+    >>> print(float(lerp(1.0, 3.0, 0.5)))
+    2.0
+    """
+    return add(start, multiply(weight, subtract(end, start)))
+
+
+# fmt: off
+add       .defvjp(lambda g: g,                     lambda g: g)
+subtract  .defvjp(lambda g: g,                     lambda g: -g)
+negative  .defvjp(lambda g: -g)
+multiply  .defvjp(lambda g, y: g * y,              lambda g, x: g * x)
+divide    .defvjp(lambda g, y: g / y,              lambda g, y, out: -g * out / y)  # y² might overflow
+reciprocal.defvjp(lambda g, out: -g * out * out)
+# fmt: on
+
+# ---- powers and roots -----------------------------------------------------------------------------------------------
 
 
 @elementwise()
@@ -118,12 +130,28 @@ def sqrt(x: Array) -> Array:
     return array_module(x).sqrt(x)
 
 
-def _power_base(g: Array, x: Array, y: Array) -> Array:
-    """y x^(y-1), and 0 where y is 0."""
-    if isinstance(y, int | float):
-        return zeros_like(g) if y == 0 else g * (y * x ** (y - 1))
-    flat = y == 0
-    return where(flat, 0, g * y * x ** where(flat, 1, y - 1))
+@elementwise(domain=(0.5, 2.0))
+def power(x: Array, y: Array) -> Array:
+    """``x`` to the power ``y``; its derivative ``y x^(y-1)`` is 0 for y = 0, also at x = 0.
+
+    >>> print(power(np.array([2.0, 3.0]), 2))
+    [4. 9.]
+    """
+    return x**y
+
+
+def _power_base(g: Array, x: Array, y: Array, k: int = 0, whole: Array = None) -> Array:
+    """g (y-k) x^(y-k-1), the derivative of x^(y-k), and 0 where y is k; ``whole`` is x^y.
+
+    It isn't kept for this: the exponent is a plain number most often, for which it isn't needed.
+    """
+    if isinstance(y, int | float) and (y - k - 1) + (k + 1) == y:
+        return zeros_like(g) if y == k else g * ((y - k) * x ** (y - k - 1))
+    whole = array_of(x) ** array_of(y) if whole is None else whole
+    flat = array_of(y) == k
+    if not array_module(flat).any(flat):
+        return times_power(g * (y - k), x, y, whole, k + 1)
+    return where(flat, 0, times_power(g * (y - k), x, where(flat, k + 1, y), where(flat, 0, whole), k + 1))
 
 
 def _power_exponent(g: Array, x: Array, out: Array) -> Array:
@@ -132,30 +160,44 @@ def _power_exponent(g: Array, x: Array, out: Array) -> Array:
     return where(zero, 0, g * where(zero, 0, out) * log(where(zero, 1, x)))
 
 
+def _times_power(top: Array, x: Array, y: Array, whole: Array, k: int) -> Array:
+    """``top · x^(y-k)`` of each pair, for k of 1 or more, given ``whole = x^y``.
+
+    Usually it is top · x^y / x^k. Where x^y is 0, subnormal or infinite it is a power again, and what rounding cuts off
+    y - k (a large ln x would magnify it) comes back as a factor.
+    """
+    xp = array_module(x, y)
+    size, limits = xp.abs(whole), np.finfo(np.float32 if is_bfloat16(whole.dtype) else whole.dtype)  # of one range
+    with np.errstate(all="ignore"):
+        out = whole / x * top  # in this order, so that a small top meets a small x early
+        for _ in range(k - 1):
+            out = out / x
+        good = (size >= limits.smallest_normal) & (size <= limits.max)
+        if good.all():
+            return out
+        y = xp.asarray(y, whole.dtype)
+        less = y - k
+        moved = less - y
+        lost = (y - (less - moved)) - (k + moved)
+        again = top * x**less * (1 + lost * xp.clip(xp.log(xp.abs(x)), -1000, 1000))
+        return xp.where(good, out, again)
+
+
+times_power = Primitive(_times_power, elementwise=True)  # not registered: no test can vary x^y by itself
+
+
 # fmt: off
-add       .defvjp(lambda g: g,                     lambda g: g)
-subtract  .defvjp(lambda g: g,                     lambda g: -g)
-multiply  .defvjp(lambda g, y: g * y,              lambda g, x: g * x)
-divide    .defvjp(lambda g, y: g / y,              lambda g, y, x: -g * (x / y) / y)  # y² might overflow
-power     .defvjp(_power_base,                     _power_exponent)
-negative  .defvjp(lambda g: -g)
-reciprocal.defvjp(lambda g, out: -g * out * out)
-square    .defvjp(lambda g, x: g * (2 * x))
-sqrt      .defvjp(lambda g, out: g / (2 * out))
+square.defvjp(lambda g, x: g * (2 * x))
+sqrt  .defvjp(lambda g, out: g / (2 * out))
+power .defvjp(lambda g, x, y: _power_base(g, x, y), _power_exponent)
+times_power.defvjp(
+    lambda g, x, y, whole, k: times_power(g, x, y, whole, k),
+    lambda g, top, x, y, whole, k: _power_base(g * top, x, y, k, whole),
+    lambda g, x, out: _power_exponent(g, x, out),
+)
 # fmt: on
 
-
-@composite(samples=[sample((2, 3), (2, 3), 0.3), sample((2, 3), (3,), (2, 1))])
-def lerp(start: Array, end: Array, weight: Any) -> Array:
-    """``start + weight · (end - start)``.
-
-    >>> print(float(lerp(1.0, 3.0, 0.5)))
-    2.0
-    """
-    return add(start, multiply(weight, subtract(end, start)))
-
-
-# ---- exponentials and logarithms ------------------------------------------------------------------------------------
+# ---- exponentials ---------------------------------------------------------------------------------------------------
 
 
 @elementwise()
@@ -169,6 +211,16 @@ def exp(x: Array) -> Array:
 
 
 @elementwise()
+def exp2(x: Array) -> Array:
+    """``2^x`` of each element.
+
+    >>> print(exp2(np.array([0.0, 3.0])))
+    [1. 8.]
+    """
+    return array_module(x).exp2(x)
+
+
+@elementwise()
 def expm1(x: Array) -> Array:
     """``e^x - 1`` of each element, exact near 0.
 
@@ -178,14 +230,13 @@ def expm1(x: Array) -> Array:
     return array_module(x).expm1(x)
 
 
-@elementwise()
-def exp2(x: Array) -> Array:
-    """``2^x`` of each element.
+# fmt: off
+exp  .defvjp(lambda g, out: g * out)
+exp2 .defvjp(lambda g, out: g * (out * math.log(2)))
+expm1.defvjp(lambda g, x: g * exp(x))
+# fmt: on
 
-    >>> print(exp2(np.array([0.0, 3.0])))
-    [1. 8.]
-    """
-    return array_module(x).exp2(x)
+# ---- logarithms -----------------------------------------------------------------------------------------------------
 
 
 @elementwise(domain=(0.3, 3.0))
@@ -228,85 +279,14 @@ def log10(x: Array) -> Array:
     return array_module(x).log10(x)
 
 
-@elementwise()
-def sigmoid(x: Array) -> Array:
-    """``1 / (1 + e^-x)`` of each element, without overflow at any x.
-
-    >>> print(sigmoid(np.array([-1e4, 0.0, 1e4])))
-    [0.  0.5 1. ]
-    """
-    xp = array_module(x)
-    with np.errstate(under="ignore"):
-        z = xp.exp(-xp.abs(x))
-        return xp.where(x >= 0, 1, z) / (1 + z)
-
-
-@elementwise(torch="nn.functional.softplus")
-def softplus(x: Array) -> Array:
-    """``ln(1 + e^x)`` of each element, without overflow at any x.
-
-    >>> softplus(np.array([-1e4, 0.0, 1e4])).round(4).tolist()
-    [0.0, 0.6931, 10000.0]
-    """
-    xp = array_module(x)
-    with np.errstate(under="ignore"):
-        return xp.log1p(xp.exp(-xp.abs(x))) + xp.maximum(x, 0)
-
-
-@elementwise()
-def logaddexp(x: Array, y: Array) -> Array:
-    """``ln(e^x + e^y)`` of each pair; its gradient is (softmax of the pair) · g, and 0 where both are infinite.
-
-    >>> print(float(logaddexp(-np.inf, 2.0)))
-    2.0
-    """
-    return array_module(x, y).logaddexp(x, y)
-
-
-@elementwise()
-def erf(x: Array) -> Array:
-    """Error function ``2/√π ∫₀ˣ e^(-t²) dt`` of each element, by rational approximations good to the last digits.
-
-    >>> print(float(erf(0.5)).__round__(10))
-    0.5204998778
-    """
-    return _erf(x)
-
-
-@elementwise(numpy=lambda n, x: n.exp(-x * x), torch=lambda t, x: t.exp(-x * x))
-def gaussian(x: Array) -> Array:
-    """``e^(-x²)`` of each element, in silence where that is too small for its dtype: the slope of ``erf``.
-
-    >>> print(float(gaussian(1e200)))
-    0.0
-    """
-    with np.errstate(over="ignore", under="ignore"):
-        return array_module(x).exp(-x * x)
-
-
-def _softmax_of_pair(x: Array, y: Array) -> Array:
-    """The share of x in a softmax over (x, y): sigmoid(x - y), and 0 where both are the same infinity."""
-    both_infinite = (x == y) & isinf(x)
-    share = sigmoid(where(both_infinite, 0, x) - where(both_infinite, 0, y))
-    return where(both_infinite, 0, share)
-
-
 # fmt: off
-exp     .defvjp(lambda g, out: g * out)
-expm1   .defvjp(lambda g, out: g * (out + 1))
-exp2    .defvjp(lambda g, out: g * out * math.log(2))
-log     .defvjp(lambda g, x: g / x)
-log1p   .defvjp(lambda g, x: g / (1 + x))
-log2    .defvjp(lambda g, x: g / x / math.log(2))
-log10   .defvjp(lambda g, x: g / x / math.log(10))
-sigmoid .defvjp(lambda g, out: g * out * (1 - out))
-softplus.defvjp(lambda g, x: g * sigmoid(x))
-erf     .defvjp(lambda g, x: g * (2 / math.sqrt(math.pi)) * gaussian(x))
-gaussian.defvjp(lambda g, x, out: g * out * x * -2)
-logaddexp.defvjp(lambda g, x, y: g * _softmax_of_pair(x, y), lambda g, x, y: g * _softmax_of_pair(y, x))
+log  .defvjp(lambda g, x: g / x)
+log1p.defvjp(lambda g, x: g / (1 + x))
+log2 .defvjp(lambda g, x: g / x / math.log(2))
+log10.defvjp(lambda g, x: g / x / math.log(10))
 # fmt: on
 
-# ---- trigonometric and hyperbolic -----------------------------------------------------------------------------------
+# ---- circle: sine, cosine, tangent ----------------------------------------------------------------------------------
 
 
 @elementwise()
@@ -339,6 +319,15 @@ def tan(x: Array) -> Array:
     return array_module(x).tan(x)
 
 
+# fmt: off
+sin.defvjp(lambda g, x: g * cos(x))
+cos.defvjp(lambda g, x: -g * sin(x))
+tan.defvjp(lambda g, out: g * (1 + out * out))
+# fmt: on
+
+# ---- angles: the inverse of those -----------------------------------------------------------------------------------
+
+
 @elementwise(domain=(-0.8, 0.8))
 def arcsin(x: Array) -> Array:
     """Inverse sine of each element, in radians.
@@ -359,6 +348,17 @@ def arccos(x: Array) -> Array:
     return array_module(x).arccos(x)
 
 
+@elementwise(domain=(-0.8, 0.8), numpy=lambda n, x: n.sqrt(1 - x * x), torch=lambda t, x: t.sqrt(1 - x * x))
+def root_one_minus_square(x: Array) -> Array:
+    """``√(1 - x²)`` of each element, near 1 to the last digit: 1 - |x| is exact there."""
+    xp = array_module(x)
+    size = xp.asarray(xp.abs(x))
+    rest = 1 - size
+    size *= rest
+    size += rest
+    return xp.sqrt(size, out=size)
+
+
 @elementwise()
 def arctan(x: Array) -> Array:
     """Inverse tangent of each element, in radians.
@@ -369,6 +369,45 @@ def arctan(x: Array) -> Array:
     return array_module(x).arctan(x)
 
 
+@elementwise(numpy=lambda n, top, x: top / (1 + x * x), torch=lambda t, top, x: top / (1 + x * x))
+def over_one_plus_square(top: Array, x: Array) -> Array:
+    """``top / (1 + x²)`` of each pair, where x² may overflow: the slope of ``arctan``."""
+    xp = array_module(top, x)
+    with np.errstate(under="ignore"):
+        size = xp.asarray(xp.abs(x))
+        inverse, ratio = xp.asarray(1 / xp.maximum(size, 1)), xp.minimum(size, 1, out=size)
+        ratio *= ratio
+        out = top * inverse
+        out *= inverse
+        inverse *= inverse
+        inverse += ratio
+        out /= inverse
+        return out
+
+
+# fmt: off
+arcsin               .defvjp(lambda g, x: g / root_one_minus_square(x))
+arccos               .defvjp(lambda g, x: -g / root_one_minus_square(x))
+root_one_minus_square.defvjp(lambda g, x, out: -g * x / out)
+arctan               .defvjp(lambda g, x: over_one_plus_square(g, x))
+over_one_plus_square.defvjp(
+    lambda g, x: over_one_plus_square(g, x), lambda g, x, out: over_one_plus_square(-2 * g * x * out, x)
+)
+# fmt: on
+
+# ---- points of the plane --------------------------------------------------------------------------------------------
+
+
+@elementwise(domain=(0.3, 2.0))
+def hypot(x: Array, y: Array) -> Array:
+    """``√(x² + y²)`` of each pair, without overflow; its gradient at the origin is 0.
+
+    >>> print(float(hypot(3.0, 4.0)))
+    5.0
+    """
+    return array_module(x, y).hypot(x, y)
+
+
 @elementwise(domain=(0.3, 2.0))
 def arctan2(y: Array, x: Array) -> Array:
     """Angle of the point (x, y) in radians; its gradient at the origin is 0.
@@ -377,6 +416,63 @@ def arctan2(y: Array, x: Array) -> Array:
     0.7854
     """
     return array_module(y, x).arctan2(y, x)
+
+
+def safe_divide(numerator: Array, denominator: Array) -> Array:
+    """``numerator / denominator``, and 0 where the denominator is 0, for derivatives of norms."""
+    zero = denominator == 0
+    return where(zero, 0, numerator / where(zero, 1, denominator))
+
+
+def _turn(top: Array, x: Array, y: Array, r: Array) -> Array:
+    """``top x / r²`` of each point (x, y) and its radius r, and 0 at the origin: the slope of ``arctan2``.
+
+    The square of r might overflow, and so might top x.
+    """
+    return safe_divide(top, r) * safe_divide(x, r)
+
+
+def _turn_along(g: Array, top: Array, x: Array, y: Array, r: Array) -> Array:
+    """g top (y² - x²)/r⁴, the derivative of x/r² in x."""
+    across, along = cosine(y, x, r), cosine(x, y, r)
+    return safe_divide(g * top * (across - along), r) * safe_divide(across + along, r)
+
+
+def _turn_across(g: Array, top: Array, x: Array, y: Array, r: Array) -> Array:
+    """-2 g top x y/r⁴, the derivative of x/r² in y."""
+    return safe_divide(-2 * g * top * cosine(x, y, r), r) * safe_divide(cosine(y, x, r), r)
+
+
+turn = Primitive(_turn, elementwise=True)  # like cosine below, not registered: its r isn't free, no test can vary it
+
+
+def _cosine(x: Array, y: Array, r: Array) -> Array:
+    """``x / r`` of each point (x, y) and its radius r, and 0 at the origin: the slope of ``hypot``."""
+    return safe_divide(x, r)
+
+
+cosine = Primitive(_cosine, elementwise=True)
+
+
+def _cosine_along(g: Array, x: Array, y: Array, r: Array) -> Array:
+    """g y²/r³, the derivative of x/r in x; as 1/r - x²/r³ it would lose every digit where x is the larger."""
+    sine = cosine(y, x, r)
+    return safe_divide(g * sine, r) * sine
+
+
+def _cosine_across(g: Array, x: Array, y: Array, r: Array) -> Array:
+    """-g x y/r³, the derivative of x/r in y."""
+    return safe_divide(-g * cosine(x, y, r) * cosine(y, x, r), r)
+
+
+# fmt: off
+hypot  .defvjp(lambda g, x, y, out: g * cosine(x, y, out), lambda g, x, y, out: g * cosine(y, x, out))
+arctan2.defvjp(lambda g, y, x: turn(g, x, y, hypot(x, y)), lambda g, y, x: turn(-g, y, x, hypot(x, y)))
+turn   .defvjp(lambda g, x, y, r: turn(g, x, y, r), _turn_along, _turn_across)
+cosine .defvjp(_cosine_along, _cosine_across)
+# fmt: on
+
+# ---- hyperbola ------------------------------------------------------------------------------------------------------
 
 
 @elementwise()
@@ -409,6 +505,30 @@ def tanh(x: Array) -> Array:
     return array_module(x).tanh(x)
 
 
+@elementwise(numpy=lambda n, top, x: top / n.cosh(x) ** 2, torch=lambda t, top, x: top / t.cosh(x) ** 2)
+def over_cosh_square(top: Array, x: Array) -> Array:
+    """``top / cosh² x`` of each pair, the slope of ``tanh``; in the tails 1 - tanh² would be noise."""
+    xp = array_module(x)
+    x = xp.asarray(x)
+    if is_half(x.dtype):
+        return over_cosh_square(top, x.astype(np.float32)).astype(x.dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        square = xp.sinh(x)
+        square *= square
+        square += 1
+        return top / square
+
+
+# fmt: off
+sinh            .defvjp(lambda g, x: g * cosh(x))
+cosh            .defvjp(lambda g, x: g * sinh(x))
+tanh            .defvjp(lambda g, x: over_cosh_square(g, x))
+over_cosh_square.defvjp(lambda g, x: over_cosh_square(g, x), lambda g, x, out: g * out * tanh(x) * -2)
+# fmt: on
+
+# ---- the inverse of those -------------------------------------------------------------------------------------------
+
+
 @elementwise()
 def arcsinh(x: Array) -> Array:
     """Inverse hyperbolic sine of each element.
@@ -439,41 +559,126 @@ def arctanh(x: Array) -> Array:
     return array_module(x).arctanh(x)
 
 
-@elementwise(domain=(0.3, 2.0))
-def hypot(x: Array, y: Array) -> Array:
-    """``√(x² + y²)`` of each pair, without overflow; its gradient at the origin is 0.
-
-    >>> print(float(hypot(3.0, 4.0)))
-    5.0
-    """
-    return array_module(x, y).hypot(x, y)
-
-
-def safe_divide(numerator: Array, denominator: Array) -> Array:
-    """``numerator / denominator``, and 0 where the denominator is 0, for derivatives of norms."""
-    zero = denominator == 0
-    return where(zero, 0, numerator / where(zero, 1, denominator))
-
-
-def _over_square(numerator: Array, x: Array, y: Array) -> Array:
-    """``numerator / (x² + y²)``, in two divisions so that no square overflows, and 0 at the origin."""
-    radius = hypot(x, y)
-    return safe_divide(safe_divide(numerator, radius), radius)
+@elementwise(numpy=lambda n, x: 1 - x * x, torch=lambda t, x: 1 - x * x)
+def one_minus_square(x: Array) -> Array:
+    """``1 - x²`` of each element by its factors, near 1 to the last digit; its derivative is so near 0."""
+    return (1 - x) * (1 + x)
 
 
 # fmt: off
-sin    .defvjp(lambda g, x: g * cos(x))
-cos    .defvjp(lambda g, x: -g * sin(x))
-tan    .defvjp(lambda g, out: g * (1 + out * out))
-arcsin .defvjp(lambda g, x: g / sqrt(1 - x * x))
-arccos .defvjp(lambda g, x: -g / sqrt(1 - x * x))
-arctan .defvjp(lambda g, x: g / hypot(x, 1) / hypot(x, 1))  # hypot: x² might overflow
-arctan2.defvjp(lambda g, y, x: _over_square(g * x, y, x), lambda g, y, x: _over_square(-g * y, y, x))
-sinh   .defvjp(lambda g, x: g * cosh(x))
-cosh   .defvjp(lambda g, x: g * sinh(x))
-tanh   .defvjp(lambda g, out: g * (1 - out * out))
-arcsinh.defvjp(lambda g, x: g / hypot(x, 1))
-arccosh.defvjp(lambda g, x: g / sqrt(x - 1) / sqrt(x + 1))
-arctanh.defvjp(lambda g, x: g / (1 - x * x))
-hypot  .defvjp(lambda g, x, out: safe_divide(g * x, out), lambda g, y, out: safe_divide(g * y, out))
+arcsinh         .defvjp(lambda g, x: g / hypot(x, 1))
+arccosh         .defvjp(lambda g, x: g / sqrt(x - 1) / sqrt(x + 1))
+arctanh         .defvjp(lambda g, x: g / one_minus_square(x))
+one_minus_square.defvjp(lambda g, x: g * x * -2)
+# fmt: on
+
+# ---- the logistic function and its integral -------------------------------------------------------------------------
+
+
+@elementwise()
+def sigmoid(x: Array) -> Array:
+    """``1 / (1 + e^-x)`` of each element, without overflow at any x.
+
+    >>> print(sigmoid(np.array([-1e4, 0.0, 1e4])))
+    [0.  0.5 1. ]
+    """
+    xp = array_module(x)
+    with np.errstate(under="ignore"):  # a second exponential takes a fifth of the time that where(x >= 0, 1, …) takes
+        return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(-xp.abs(x)))
+
+
+@elementwise(torch="nn.functional.softplus")
+def softplus(x: Array) -> Array:
+    """``ln(1 + e^x)`` of each element, without overflow at any x.
+
+    >>> softplus(np.array([-1e4, 0.0, 1e4])).round(4).tolist()
+    [0.0, 0.6931, 10000.0]
+    """
+    xp = array_module(x)
+    with np.errstate(under="ignore"):
+        return xp.log1p(xp.exp(-xp.abs(x))) + xp.maximum(x, 0)
+
+
+@elementwise()
+def logaddexp(x: Array, y: Array) -> Array:
+    """``ln(e^x + e^y)`` of each pair; its gradient is (softmax of the pair) · g, and 0 where both are infinite.
+
+    >>> print(float(logaddexp(-np.inf, 2.0)))
+    2.0
+    """
+    return array_module(x, y).logaddexp(x, y)
+
+
+@elementwise(numpy=lambda n, x, y: 1 / (1 + n.exp(y - x)), torch=lambda t, x, y: t.sigmoid(x - y))
+def share(x: Array, y: Array) -> Array:
+    """``e^x / (e^x + e^y)`` of each pair, the slope of ``logaddexp``; 0 where both are the same infinity."""
+    xp = array_module(x, y)
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = xp.asarray(x - y)
+    out = xp.asarray(sigmoid(apart))
+    if (far := apart < -16).any():  # there e^(x - y) magnifies what rounding cut off x - y: Knuth's sum finds it
+        a, b, c = (xp.broadcast_to(v, apart.shape)[far] for v in (x, y, apart))
+        with np.errstate(invalid="ignore"):
+            moved = c - a
+            lost = (a - (c - moved)) - (b + moved)
+            out[far] *= 1 + xp.where(xp.abs(lost) < 1, lost, 0)
+    if (same := (apart != apart) & (x == y)).any():
+        out[same] = 0
+    return out
+
+
+# fmt: off
+sigmoid  .defvjp(lambda g, x: over_cosh_square(0.25 * g, 0.5 * x))
+softplus .defvjp(lambda g, x: g * sigmoid(x))
+logaddexp.defvjp(lambda g, x, y: g * share(x, y), lambda g, x, y: g * share(y, x))
+share    .defvjp(lambda g, x, y, out: g * out * share(y, x), lambda g, x, y, out: -g * out * share(y, x))
+# fmt: on
+
+# ---- the normal distribution ----------------------------------------------------------------------------------------
+
+
+@elementwise()
+def erf(x: Array) -> Array:
+    """Error function ``2/√π ∫₀ˣ e^(-t²) dt`` of each element, by rational approximations good to the last digits.
+
+    >>> print(float(erf(0.5)).__round__(10))
+    0.5204998778
+    """
+    return _erf(x)
+
+
+@elementwise(numpy=lambda n, x: n.exp(-x * x), torch=lambda t, x: t.exp(-x * x))
+def gaussian(x: Array) -> Array:
+    """``e^(-x²)`` of each element, in silence where that is too small for its dtype: the slope of ``erf``.
+
+    >>> print(float(gaussian(1e200)))
+    0.0
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        return array_module(x).exp(-x * x)
+
+
+@elementwise(
+    numpy=lambda n, x: n.vectorize(lambda v: math.erfc(-v / 2**0.5) / 2)(x), torch=lambda t, x: t.special.ndtr(x)
+)
+def normal_distribution(x: Array) -> Array:
+    """``Φ(x)``, the distribution function of the standard normal, of each element: the weight of ``gelu``."""
+    return _normal(x)
+
+
+@elementwise(
+    numpy=lambda n, x: n.exp(-0.5 * x * x) / math.sqrt(2 * math.pi),
+    torch=lambda t, x: t.exp(-0.5 * x * x) / math.sqrt(2 * math.pi),
+)
+def normal_density(x: Array) -> Array:
+    """``e^(-x²/2) / √(2π)`` of each element, the slope of Φ."""
+    with np.errstate(over="ignore", under="ignore"):
+        return array_module(x).exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+
+
+# fmt: off
+erf                .defvjp(lambda g, x: g * (2 / math.sqrt(math.pi)) * gaussian(x))
+gaussian           .defvjp(lambda g, x, out: g * out * x * -2)
+normal_distribution.defvjp(lambda g, x: g * normal_density(x))
+normal_density     .defvjp(lambda g, x, out: -g * out * x)
 # fmt: on

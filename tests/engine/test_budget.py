@@ -10,9 +10,5 @@ def test_the_engine_can_be_read_in_an_evening() -> None:
 
 
 def test_the_packages_grow_by_capabilities_alone() -> None:
-    """10 152 lines stood here before the tree got its rooms; what came since has its own lines."""
-    capabilities = {
-        *("minigrad/numpy_protocol.py", "minigrad/aliases.py", "minigrad/linalg.py", "minigrad/ops/_matrices.py"),
-        *("minigrad/ops/solving.py", "minigrad/ops/decompositions.py", "minigrad/ops/matrix_functions.py"),
-    }
-    assert sum(count for name, count in table().items() if name not in capabilities) < 10_152
+    """A number to be raised by hand, in the change that brings a capability; 10 152 before the tree got its rooms."""
+    assert sum(table().values()) < 11_400

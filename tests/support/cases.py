@@ -32,7 +32,9 @@ WITHOUT_DERIVATIVE = {
 # Called by other operations and rules, whose arguments they may trust.
 PARTS = {
     *("add_at", "clip_to_numbers", "einsum_explicit", "linear_recurrence", "pad_constant", "root_sum_power"),
-    *("root_sum_square", "transfer", "gaussian", "solve_columns", "substitute", "sign_and_log", "orthogonal_triangle"),
+    *("root_sum_square", "transfer", "gaussian", "normal_density", "normal_distribution", "one_minus_square"),
+    *("over_cosh_square", "over_one_plus_square", "root_one_minus_square", "share"),
+    *("solve_columns", "substitute", "sign_and_log", "orthogonal_triangle"),
     *("eigen", "eigenvalues", "singular", "cofactors", "least_squares", "nuclear", "polar"),
 }
 OPERATIONS = {k: op for k, op in sorted(mg.REGISTRY.items()) if op.function.__module__.startswith("minigrad")}

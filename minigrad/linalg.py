@@ -24,7 +24,17 @@ from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names
 from minigrad.ops import kron, matmul, tensordot
-from minigrad.ops.decompositions import cholesky, eigh, eigvalsh, qr, svd, svdvals
+from minigrad.ops.decompositions import (
+    EighResult,
+    QRResult,
+    SVDResult,
+    cholesky,
+    eigh,
+    eigvalsh,
+    qr,
+    svd,
+    svdvals,
+)
 from minigrad.ops.matrix_functions import (
     cond,
     det,
@@ -38,19 +48,20 @@ from minigrad.ops.matrix_functions import (
     pinv,
     vector_norm,
 )
-from minigrad.ops.solving import inv, slogdet, solve, solve_triangular
+from minigrad.ops.solving import SlogdetResult, inv, slogdet, solve, solve_triangular
 
 # fmt: off
 __all__ = [
-    "cholesky", "cond", "det", "diagonal", "eigh", "eigvalsh", "expm", "inv", "kron", "lstsq", "matmul", "matrix_norm",
-    "matrix_power", "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve",
-    "solve_triangular", "svd", "svdvals", "tensordot", "trace", "vector_norm",
+    "EighResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "det", "diagonal", "eigh", "eigvalsh",
+    "expm", "inv", "kron", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose",
+    "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd", "svdvals", "tensordot",
+    "trace", "vector_norm",
 ]
 # fmt: on
 
 
 @explained
-def norm(x: Array, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+def norm(x: Array, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
     """The norm of vectors along one ``axis``, or of matrices in two; with ``axis=None`` of all of x, which is either.
 
     ``ord=None`` is the root of the sum of squares. ``vector_norm`` and ``matrix_norm`` tell of the other orders.
@@ -72,7 +83,7 @@ def norm(x: Array, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
 
 
 @explained
-def trace(x: Array, offset: int = 0) -> Any:
+def trace(x: Array, offset: int = 0) -> Array:
     """The sums of the diagonals of matrices (..., m, n).
 
     >>> print(trace(np.ones((2, 3, 3))))
@@ -82,7 +93,7 @@ def trace(x: Array, offset: int = 0) -> Any:
 
 
 @explained
-def diagonal(x: Array, offset: int = 0) -> Any:
+def diagonal(x: Array, offset: int = 0) -> Array:
     """The diagonals of matrices (..., m, n), along the last axis.
 
     >>> print(diagonal(np.array([[1.0, 2.0], [3.0, 4.0]])))
@@ -92,7 +103,7 @@ def diagonal(x: Array, offset: int = 0) -> Any:
 
 
 @explained
-def outer(x: Array, y: Array) -> Any:
+def outer(x: Array, y: Array) -> Array:
     """The products of every element of one vector with every element of another.
 
     >>> print(outer(np.array([1.0, 2.0]), np.array([1.0, 10.0])))

@@ -272,6 +272,8 @@ COMPARISONS = {
 def compare(name: str, *values: Any) -> Any:
     """A comparison or a bitwise operation, NumPy's of this name: a plain tensor, without a derivative."""
     sign = COMPARISONS[getattr(np, name)]
+    if core.observers:
+        core.notify("read", values)
     arrays = [v._data if isinstance(v, core.Tensor) else as_operand(v, f"each side of {sign}") for v in values]
     arrays = [to_gpu_of_any(a, values) if isinstance(v, list) else a for v, a in zip(values, arrays, strict=True)]
     try:

@@ -99,6 +99,10 @@ class AxisError(MiniGradError, np.exceptions.AxisError):
     """An axis that the array doesn't have: a ValueError and an IndexError, as NumPy's is."""
 
 
+class LinAlgError(MiniGradError, np.linalg.LinAlgError):
+    """A matrix that is singular, not positive definite or not square where it must be."""
+
+
 class MissingFileError(FileFormatError, FileNotFoundError):
     """A file or a folder that isn't there."""
 

@@ -17,7 +17,7 @@ FLOORS = [
     ["machine", "cuda"],
     ["engine"],
     ["ops"],
-    ["kernels"],
+    ["kernels", "linalg"],
     ["tensor", "autocast", "numpy_protocol"],
     ["creation", "random", "serialize", "instruments", "special", "stats"],
     ["checkpointing"],

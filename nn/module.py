@@ -16,7 +16,15 @@ import numpy as np
 
 from minigrad import Tensor, asarray
 from minigrad.backend import Array, array_module, as_dtype, check_device, is_array, is_floating, to_device
-from minigrad.errors import ArgumentError, AttributeHintError, CallError, DTypeError, GraphError, StateError
+from minigrad.errors import (
+    ArgumentError,
+    AttributeHintError,
+    CallError,
+    DTypeError,
+    GraphError,
+    MiniGradError,
+    StateError,
+)
 from minigrad.messages.explain import describe, explain_methods
 from minigrad.tensor import Handle
 from .parameter import Parameter
@@ -302,7 +310,12 @@ class Module:
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)  # type: ignore[assignment]
-        output = self.forward(*args, **kwargs)
+        try:
+            output = self.forward(*args, **kwargs)
+        except MiniGradError as error:
+            if not error.layer and (path := vars(self)["_path"]):  # the innermost tells
+                error.layer = f"{path[:-1]}, a {type(self).__name__}"
+            raise
         for hook in tuple(self._hooks):
             changed = hook(self, args, output)
             output = output if changed is None else changed

@@ -60,7 +60,7 @@ def check_range(ids: Any, size: int, what: str) -> None:
     ids = array_of(ids)
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= size):
         wrong = ids[(ids < 0) | (ids >= size)].reshape(-1)[0]
-        hint = "nothing wraps"
+        hint = "classes count from 0" if what == "class" else "nothing wraps"
         raise IndexRangeError(f"every {what} from 0 to {size - 1}, for {size} of them", f"{what} {int(wrong)}", hint)
 
 

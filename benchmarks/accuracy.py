@@ -39,6 +39,9 @@ page, with {points} points for each operation and dtype, against mpmath and SymP
   and in swiglu where up isn't within a factor of 10 000 of overflow.
 - An error above one unit is counted less what half a unit of the arguments explains; near roots, as of silu' near
   -1.278, the unit is what one unit of the argument does to the result.
+- The special functions (`mg.special`) are measured where they are not trivial: Bessel functions of the first and second
+  kind up to 60, beta up to 1000, gamma and its kind above 0; `DOMAIN` in `tests/support/exact_special.py` has the
+  rest. Their values are SciPy's, and so is the first number of a cell.
 - The goal is 4 units. What is above, and why, stands below the tables. The last column is the point of our worst.
 - torch {torch} and {jax}, on the CPU, with their own derivatives.
 

@@ -11,14 +11,15 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["errors"],
+    ["files"],
     ["backend"],
     ["messages"],
     ["machine", "cuda"],
     ["engine"],
     ["ops"],
-    ["kernels"],
+    ["kernels", "linalg"],
     ["tensor", "autocast", "numpy_protocol"],
-    ["creation", "random", "serialize", "instruments"],
+    ["creation", "random", "serialize", "instruments", "special", "stats"],
     ["checkpointing"],
     ["functional"],
     ["testing"],

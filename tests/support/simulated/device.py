@@ -93,6 +93,17 @@ CREATORS = {
     "tri": "N M k dtype",
     "zeros": "shape dtype order",
 }
+LINALG = {
+    "cholesky": "a",
+    "det": "a",
+    "eigh": "a UPLO",
+    "eigvalsh": "a UPLO",
+    "inv": "a",
+    "qr": "a mode",
+    "slogdet": "a",
+    "solve": "a b",
+    "svd": "a full_matrices compute_uv",
+}
 OTHERS = ["array", "asarray", "ascontiguousarray", "asnumpy", "cuda", "from_dlpack", "may_share_memory", "ndarray",
           "result_type", "RawModule", "get_default_memory_pool"]  # fmt: skip
 WAITING = {"allclose", "array_equal", "bincount"}  # give a Python bool, or need a number of the device
@@ -347,6 +358,23 @@ def _function(name: str, allowed: set[str]) -> Any:
     return function
 
 
+def _solver(name: str, allowed: set[str]) -> Any:
+    """A function of ``linalg``. Unlike NumPy's, none broadcasts stacks, nor takes float16."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        unknown = kwargs.keys() - allowed
+        if unknown:
+            raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
+        if name == "solve" and args[0].shape[:-1] != args[1].shape[:-1]:
+            raise ValueError("a must have (..., M, M) shape and b must have (..., M) or (..., M, K)")
+        wait()  # for what cuSOLVER reports
+        result = _call(getattr(np.linalg, name), args, kwargs)
+        return device(tuple(result) if isinstance(result, tuple) else result)
+
+    function.__name__ = name
+    return function
+
+
 def _method(name: str) -> Any:
     def method(self: ndarray, *args: Any, **kwargs: Any) -> Any:
         return getattr(cupy, name)(self, *args, **kwargs)
@@ -542,6 +570,7 @@ def _module() -> Any:
     for made in (array, asarray, ascontiguousarray, asnumpy, from_dlpack, may_share_memory, ndarray, result_type,
                  RawModule):  # fmt: skip
         setattr(module, made.__name__, made)
+    module.linalg = types.SimpleNamespace(**{name: _solver(name, set(takes.split())) for name, takes in LINALG.items()})
     module.get_default_memory_pool = lambda: pool
     module.cuda = types.SimpleNamespace(
         Device=Device,
@@ -564,18 +593,34 @@ def _module() -> Any:
 
 cupy = _module()
 
+SPECIAL = """
+    beta betainc betaln digamma entr erf erfc erfcinv erfcx erfinv gamma gammainc gammaincc gammaln i0 i0e i1 i1e j0 j1
+    log_ndtr logit ndtr ndtri rel_entr xlog1py xlogy y0 y1 zeta
+"""
+
+
+def _special() -> Any:
+    """``cupyx.scipy.special``: SciPy's functions, those that CuPy has."""
+    import scipy.special
+
+    module: Any = types.ModuleType("cupyx.scipy.special")
+    for name in SPECIAL.split():
+        run = getattr(scipy.special, name)
+        setattr(module, name, lambda *args, run=run: device(_call(run, args, {})))
+    return module
+
 
 @contextlib.contextmanager
 def installed() -> Iterator[Any]:
     """Let ``import cupy`` find the simulated module inside of the block."""
     before = sys.modules.get("cupy")
-    sys.modules["cupy"] = cupy
+    sys.modules["cupy"], sys.modules["cupyx.scipy.special"] = cupy, _special()
     state.synchronisations, state.current, state.limit = 0, 0, None
     cublas.calls.clear()
     cublas.Products.chosen = cublas.Products.COMPUTE_TYPE_DEFAULT
     try:
         yield cupy
     finally:
-        del sys.modules["cupy"]
+        del sys.modules["cupy"], sys.modules["cupyx.scipy.special"]
         if before is not None:
             sys.modules["cupy"] = before

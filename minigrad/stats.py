@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import linalg
 from minigrad.backend import Array, array_module, array_of, is_floating
 from minigrad.engine.registry import Composite, register, sample
 from minigrad.errors import ArgumentError, ShapeError

@@ -35,6 +35,7 @@ from minigrad.ops.piecewise import *
 from minigrad.ops.reduce import *
 from minigrad.ops.running import *
 from minigrad.ops.shape import *
+from minigrad.ops.windows import *
 from minigrad.serialize import load, load_metadata, save
 from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck
@@ -61,5 +62,6 @@ __all__ += ops.piecewise.__all__
 __all__ += ops.reduce.__all__
 __all__ += ops.running.__all__
 __all__ += ops.shape.__all__
+__all__ += ops.windows.__all__
 
 __getattr__, __dir__ = module_names(globals())

@@ -11,3 +11,6 @@ from minigrad.ops.piecewise import zeros_like as zeros_like
 from minigrad.ops.reduce import *
 from minigrad.ops.running import *
 from minigrad.ops.shape import *
+from minigrad.ops.windows import *
+from minigrad.ops.windows import add_windows as add_windows
+from minigrad.ops.windows import spread_out as spread_out

@@ -46,7 +46,7 @@ class Grid(NamedTuple):
         return at_once, even_step(self.out[0], TILE_NUMBERS / numbers)
 
     def covered(self, rows: slice) -> tuple[list[int], tuple[slice, ...], tuple[slice, ...]]:
-        """What these rows of windows cover: the lengths with padding, the places in the array, and those without it."""
+        """What these rows of windows cover: lengths with padding, that part of (C, length…), its place in them."""
         windows = [(rows.start, rows.stop), *((0, n) for n in self.out[1:])]
         starts = [w[0] * s - p for w, s, p in zip(windows, self.stride, self.before, strict=True)]
         lengths = [(w[1] - w[0] - 1) * s + n for w, s, n in zip(windows, self.stride, self.spans(), strict=True)]
@@ -54,8 +54,8 @@ class Grid(NamedTuple):
             (min(max(start, 0), size), min(max(start + length, 0), size))
             for start, length, size in zip(starts, lengths, self.sizes, strict=True)
         ]
-        there = tuple(slice(a - start, b - start) for (a, b), start in zip(inside, starts, strict=True))
-        return lengths, tuple(slice(*ends) for ends in inside), there
+        there = [slice(a - start, b - start) for (a, b), start in zip(inside, starts, strict=True)]
+        return lengths, (slice(None), *(slice(*ends) for ends in inside)), (slice(None), *there)
 
     def windows(self, buffer: Array, rows: slice) -> Array:
         """The windows over a tile (channels, length…, images) as (channels, kernel…, windows…, images), a view."""
@@ -69,11 +69,11 @@ class Grid(NamedTuple):
     def columns(self, x: Array, images: slice, rows: slice, work: Any) -> Array:
         """The windows of a tile of x (N, C, length…) side by side: (C · kernel, windows · images)."""
         lengths, inside, there = self.covered(rows)
-        part = images_last(x[(images, slice(None), *inside)])
+        part = images_last(x[images])[inside]
         buffer = scratch((x.shape[1], *lengths, part.shape[-1]), work, "convolution: padded")
         if buffer.shape != part.shape:
             buffer.fill(0)
-        buffer[(slice(None), *there)] = part
+        buffer[there] = part
         windows = self.windows(buffer, rows)
         if not windows.flags.c_contiguous:  # as those of length 1 may be
             copy = scratch(windows.shape, work, "convolution: columns")
@@ -85,14 +85,15 @@ class Grid(NamedTuple):
     def add_columns(self, columns: Array, out: Array, images: slice, rows: slice) -> None:
         """Add windows, as ``columns`` gives them, to the tile of ``out`` (N, C, length…) that they were cut from."""
         lengths, inside, there = self.covered(rows)
-        target = images_last(out[(images, slice(None), *inside)])
+        target = images_last(out[images])[inside]
         buffer = scratch((out.shape[1], *lengths, target.shape[-1]), out.dtype, "convolution: padded")
         buffer.fill(0)
         windows = self.windows(buffer, rows)
         parts = columns.reshape(windows.shape)
         for place in np.ndindex(self.kernel):
-            windows[(slice(None), *place)] += parts[(slice(None), *place)]
-        target += buffer[(slice(None), *there)]
+            one = (slice(None), *place)
+            windows[one] += parts[one]
+        target += buffer[there]
 
 
 def images_last(x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Windows that slide over an array, as a view: what convolutions and pooling are defined by. Its rule adds them back."""
+"""Windows that slide over an array, a view that defines convolutions and pooling, and their sum, which is its rule."""
 
 from __future__ import annotations
 
@@ -93,10 +93,11 @@ def add_windows(windows: Array, shape: Any, axis: Any, stride: Any, dilation: An
     xp, ndim = array_module(windows), len(shape)
     out = xp.zeros(shape, accumulator(windows.dtype))
     for place in itertools.product(*map(range, windows.shape[ndim:])):
-        index: list[Any] = [slice(None)] * ndim
+        to: list[Any] = [slice(None)] * ndim
         for a, k, s, d in zip(axis, place, stride, dilation, strict=True):
-            index[a] = slice(k * d, k * d + s * (windows.shape[a] - 1) + 1, s)
-        out[tuple(index)] += windows[(..., *place)]
+            to[a] = slice(k * d, k * d + s * (windows.shape[a] - 1) + 1, s)
+        origin = (..., *place)
+        out[tuple(to)] += windows[origin]
     return cast_to(out, windows.dtype)
 
 

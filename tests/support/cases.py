@@ -30,17 +30,9 @@ WITHOUT_DERIVATIVE = {
 }
 # Called by other operations and rules, whose arguments they may trust.
 PARTS = {
-    *(
-        "add_at",
-        "add_windows",
-        "clip_to_numbers",
-        "einsum_explicit",
-        "linear_recurrence",
-        "pad_constant",
-        "root_sum_power",
-    ),
+    *("add_at", "clip_to_numbers", "einsum_explicit", "linear_recurrence", "pad_constant", "root_sum_power"),
     *("root_sum_square", "transfer", "gaussian", "normal_density", "normal_distribution", "one_minus_square"),
-    *("over_cosh_square", "over_one_plus_square", "root_one_minus_square", "share"),
+    *("add_windows", "over_cosh_square", "over_one_plus_square", "root_one_minus_square", "share"),
 }
 OPERATIONS = {k: op for k, op in sorted(mg.REGISTRY.items()) if op.function.__module__.startswith("minigrad")}
 

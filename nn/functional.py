@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np  # noqa: F401 (for the examples)
 
-from minigrad import random, sigmoid, split
+from minigrad import random, sigmoid, split, where
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError, ShapeError
 from minigrad.kernels.attention import attention
@@ -31,21 +31,45 @@ from minigrad.messages.arguments import normal_axis
 from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names
 from .checks import as_operand, check_probability
-from .losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
+from .losses import binary_cross_entropy_with_logits, huber_loss, kl_div, mse_loss, nll_loss, one_hot
+from .spatial import (
+    avg_pool1d,
+    avg_pool2d,
+    batch_norm,
+    conv1d,
+    conv2d,
+    conv_transpose1d,
+    conv_transpose2d,
+    group_norm,
+    max_pool1d,
+    max_pool2d,
+)
 
 __all__ = [
     "apply_rope",
+    "avg_pool1d",
+    "avg_pool2d",
+    "batch_norm",
     "binary_cross_entropy_with_logits",
+    "conv1d",
+    "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "cross_entropy",
     "dropout",
     "embedding",
     "gelu",
     "glu",
+    "group_norm",
+    "huber_loss",
     "kl_div",
     "layer_norm",
+    "leaky_relu",
     "linear",
     "linear_cross_entropy",
     "log_softmax",
+    "max_pool1d",
+    "max_pool2d",
     "mse_loss",
     "nll_loss",
     "one_hot",
@@ -75,6 +99,17 @@ def glu(x: Any, axis: int = -1) -> Any:
         raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {x.shape}", hint)
     a, b = split(x, 2, axis)
     return a * sigmoid(b)
+
+
+@explained
+def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
+    """``x`` where it is above 0, else ``negative_slope · x``; its derivative at 0 is ``negative_slope``.
+
+    >>> print(leaky_relu(np.array([-2.0, 3.0]), 0.5))
+    [-1.  3.]
+    """
+    x = as_operand(x)
+    return where(x > 0, x, x * negative_slope)
 
 
 @explained

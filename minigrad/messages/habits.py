@@ -49,20 +49,20 @@ NAMES = {
     "ones_like": "0 * x + 1", "full_like": "minigrad.full(x.shape, …)", "new_zeros": "minigrad.zeros",
     "new_ones": "minigrad.ones", "new_tensor": "minigrad.Tensor", "allclose": "np.allclose", "nn": "import nn",
     "optim": "import optim", "Parameter": "nn.Parameter", "RMSprop": "optim.Adam", "Adagrad": "optim.Adam",
-    "lr_scheduler": "optim.cosine_schedule",
+    "lr_scheduler": "optim.cosine_schedule, step_schedule",
     # layers and losses
-    "MultiheadAttention": "nn.MultiHeadAttention", "Identity": "nn.Sequential()", "Flatten": "x.reshape(len(x), -1)",
-    "Sigmoid": "minigrad.sigmoid(x)", "Tanh": "minigrad.tanh(x)", "Softplus": "minigrad.softplus(x)",
+    "MultiheadAttention": "nn.MultiHeadAttention", "Identity": "nn.Sequential()",
+    "AdaptiveAvgPool1d": "x.mean(-1)", "AdaptiveAvgPool2d": "x.mean((-2, -1))", "Softplus": "minigrad.softplus(x)",
     "Softmax": "minigrad.softmax(x)", "LogSoftmax": "minigrad.log_softmax(x)",
     "CrossEntropyLoss": "nn.functional.cross_entropy", "NLLLoss": "nn.functional.nll_loss",
+    "HuberLoss": "nn.functional.huber_loss", "StepLR": "optim.step_schedule", "DataLoader": "nn.batches",
     "MSELoss": "nn.functional.mse_loss", "KLDivLoss": "nn.functional.kl_div",
     "BCEWithLogitsLoss": "nn.functional.binary_cross_entropy_with_logits",
     "BCELoss": "nn.functional.binary_cross_entropy_with_logits",
     "binary_cross_entropy": "binary_cross_entropy_with_logits", "L1Loss": "minigrad.absolute(x - y).mean()",
     "l1_loss": "minigrad.absolute(x - y).mean()", "logsigmoid": "-minigrad.softplus(-x)",
     "ParameterList": "attributes of an nn.Module, one for each", "init": "x.data = …",
-    "utils": "optim.clip_grad_norm", "clip_grad_norm_": "optim.clip_grad_norm",
-    **dict.fromkeys(("Conv1d", "Conv2d", "conv1d", "conv2d"), "another library: convolutions are out of scope"),
+    "utils": "optim.clip_grad_norm, nn.batches", "clip_grad_norm_": "optim.clip_grad_norm",
 }  # fmt: skip
 
 # A keyword of torch, or of an older habit, and the one here; a hint is given where the function has that one.

@@ -64,7 +64,7 @@ def by_torch(case: Case) -> Callable[[Sequence[np.ndarray]], Numbers] | None:
         firsts = torch.autograd.grad(out.sum(), leaves, create_graph=True)
         for i, first in enumerate(firsts):
             found[tuple(unit[i])] = first.numpy(force=True)
-            options = {"retain_graph": True, "allow_unused": True}
+            options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
             seconds = torch.autograd.grad(first.sum(), leaves, **options) if first.requires_grad else [None] * 2
             for j in range(i, len(leaves)):
                 g = seconds[j]
@@ -80,7 +80,7 @@ def by_jax(case: Case) -> Callable[[Sequence[np.ndarray]], Numbers] | None:
     import jax.numpy as jnp
 
     jax.config.update("jax_enable_x64", True)
-    special = {
+    special: dict[str, Any] = {
         "erf": jax.scipy.special.erf,
         "gelu": lambda x: jax.nn.gelu(x, approximate=case.title.endswith("tanh")),
         "swiglu": lambda x, y: jax.nn.silu(x) * y,

@@ -38,7 +38,7 @@ from text.lexicon import (
     read_dictionary,
 )
 from training import loop as training_loop
-from training.checkpoint import Checkpoint, averaged, open_newest, write_whole
+from training.checkpoint import Checkpoint, averaged, open_newest
 from training.console import run_program
 from training.flags import (
     TrainingFlags,
@@ -63,6 +63,7 @@ from training.run import Run, open_run
 import minigrad as mg
 import nn
 from minigrad.errors import ArgumentError
+from minigrad.serialize import write_whole
 
 PROGRAM = "g2p.py"
 
@@ -131,7 +132,7 @@ FULL: dict[str, Any] = {
 
 def build_model(config: Config, lexicon: Lexicon, run: Run) -> nn.Transformer:
     """The model, with the arguments that make it again in the checkpoints."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "src_vocab_size": lexicon.letters.size,
         "tgt_vocab_size": lexicon.phonemes.size,
         "d_model": config.n_embd,
@@ -267,7 +268,7 @@ def train(config: Config, run: Run) -> int:
     task = training_loop.Task(
         model=model,
         batches=Buckets(encoded_pairs(lexicon, "training"), config.batch_size, config.seed),
-        loss=lambda *batch: model.loss(*batch, label_smoothing=config.label_smoothing),
+        loss=lambda source, target, labels: model.loss(source, target, labels, label_smoothing=config.label_smoothing),
         count=lambda source, target, labels: int((labels != PAD).sum()),
         evaluate=lambda: evaluate(config, speaker, lexicon, run),
         sample=lambda step: sample(speaker, lexicon),
@@ -334,8 +335,8 @@ def load_speaker(checkpoint: Checkpoint, config: Config) -> tuple[Speaker, list[
     model = nn.Transformer(**checkpoint.meta["model"], device=config.device)
     state, steps = averaged(checkpoint)
     model.load_state_dict(state)
-    alphabets = (Alphabet(checkpoint.meta["corpus"][name]) for name in ("letters", "phonemes"))
-    return Speaker(model.eval(), *alphabets, config.beam_size, config.length_penalty), steps
+    letters, phonemes = (Alphabet(checkpoint.meta["corpus"][name]) for name in ("letters", "phonemes"))
+    return Speaker(model.eval(), letters, phonemes, config.beam_size, config.length_penalty), steps
 
 
 def ask(config: Config) -> int:

@@ -16,6 +16,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
@@ -138,7 +139,7 @@ def read_data(config: Config, run: Run) -> Corpus:
 
 def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
     """The model, with the arguments that make it again in the checkpoints."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "vocab_size": vocab_size,
         "context_length": config.block_size,
         "d_model": config.n_embd,

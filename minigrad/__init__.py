@@ -24,18 +24,11 @@ from minigrad.instruments.drawing import draw
 from minigrad.instruments.memory import memory_summary, track_memory
 from minigrad.instruments.observe import Instrument
 from minigrad.instruments.profiling import profile
-from minigrad.kernels.softmax import log_softmax, softmax
+from minigrad.kernels.operations import log_softmax, softmax
 from minigrad.machine import allocator, parallel
 from minigrad.machine.parallel import get_num_threads, set_num_threads
 from minigrad.messages.habits import module_names
-from minigrad.ops.elementwise import *
-from minigrad.ops.index import *
-from minigrad.ops.linalg import *
-from minigrad.ops.piecewise import *
-from minigrad.ops.reduce import *
-from minigrad.ops.running import *
-from minigrad.ops.shape import *
-from minigrad.ops.windows import *
+from minigrad.ops import *
 from minigrad.serialize import load, load_metadata, save
 from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck
@@ -55,13 +48,6 @@ __all__ = [
     "tensor", "track_memory", "value_and_grad", "vjp", "zeros",
 ]
 # fmt: on
-__all__ += ops.elementwise.__all__
-__all__ += ops.index.__all__
-__all__ += ops.linalg.__all__
-__all__ += ops.piecewise.__all__
-__all__ += ops.reduce.__all__
-__all__ += ops.running.__all__
-__all__ += ops.shape.__all__
-__all__ += ops.windows.__all__
+__all__ += ops.__all__
 
 __getattr__, __dir__ = module_names(globals())

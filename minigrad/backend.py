@@ -7,18 +7,34 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 
 from minigrad.errors import DeviceError, DTypeError, OutOfMemoryError
 
-Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
-DType: TypeAlias = Any  # whatever numpy.dtype() takes
+# Arrays as users see them: NumPy's; CuPy's, on a GPU, has the same methods. As functions on arrays see them: NumPy's,
+# or CuPy's, which a type checker doesn't know.
+NDArray: TypeAlias = "np.ndarray[tuple[Any, ...], np.dtype[Any]]"
+Array: TypeAlias = "NDArray | Any"
+ArrayLike: TypeAlias = "NDArray | GpuArray | np.generic | float | list[Any] | tuple[Any, ...] | range"
+DType: TypeAlias = "str | type[Any] | np.dtype[Any] | None"  # what numpy.dtype() takes
 Axes: TypeAlias = "int | tuple[int, ...] | None"
+Shape: TypeAlias = "SupportsIndex | Sequence[SupportsIndex]"
+
+
+class GpuArray(Protocol):
+    """An array of CuPy, as a type checker may know it."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Where the numbers lie."""
+
+    def get(self) -> NDArray:
+        """The numbers on the CPU."""
 
 
 def array_module(*arrays: Array) -> ModuleType:
@@ -197,7 +213,7 @@ def check_device(device: str | None) -> str:
     return f"cuda:{int(number) if number else load_cupy().cuda.Device().id}"
 
 
-def device_of(array: Array) -> str:
+def device_of(array: Any) -> str:
     """The device that holds ``array``: ``cpu`` or ``cuda:N``."""
     return f"cuda:{array.device.id}" if is_on_gpu(array) else "cpu"
 
@@ -221,7 +237,7 @@ def to_device(array: Array, device: str) -> Array:
     if device_of(array) == device:
         return array
     if device == "cpu":
-        return array.get()
+        return to_numpy(array)
     with use_device(device) as xp:
         return xp.asarray(array)
 
@@ -237,6 +253,6 @@ def to_gpu_of_any(array: Array, others: Iterable[Any]) -> Array:
     return next((to_device(array, device_of(other)) for other in gpus), array)
 
 
-def to_numpy(array: Array) -> Any:
+def to_numpy(array: Any) -> NDArray:
     """``array`` as a NumPy array, copied only from a GPU."""
     return array.get() if is_on_gpu(array) else np.asarray(array)

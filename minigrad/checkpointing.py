@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from minigrad import random
 from minigrad.engine.backward import Pass, nodes_behind
@@ -18,6 +18,7 @@ from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
 
 Function = Callable[..., Any]
+T = TypeVar("T")
 
 
 def several(args: Any) -> tuple[Any, ...]:
@@ -81,7 +82,7 @@ class _Reading(Instrument):
 
 
 @explained
-def checkpoint(fn: Function, *args: Any) -> Any:
+def checkpoint(fn: Callable[..., T], *args: Any) -> T:
     """``fn(*args)``, of which nothing but the arguments is kept: the backward pass computes the rest once more.
 
     Costs a second forward pass of ``fn``, saves all that it would have kept. Gradients reach the arguments and every
@@ -121,9 +122,9 @@ def checkpoint(fn: Function, *args: Any) -> Any:
     else:
         node.shape, node.dtype = tuple(r.shape for r in results), tuple(r.dtype for r in results)
         attach_several(results, node)
-    result = results[0] if isinstance(out, Tensor) else type(out)(results)
+    result: Any = results[0] if isinstance(out, Tensor) else type(out)(results)  # type: ignore[call-arg]
     _tell(node, result, started)
-    return result
+    return result  # type: ignore[no-any-return]
 
 
 def _tell(node: Node, result: Any, started: float) -> None:

@@ -6,23 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import DType, array_of, as_dtype, check_device, use_device
+from minigrad.backend import DType, Shape, array_of, as_dtype, check_device, use_device
 from minigrad.errors import ArgumentError, DTypeError
 from minigrad.messages.arguments import as_int, as_operand, as_shape
 from minigrad.messages.explain import describe, explained
-from minigrad.tensor import Tensor, as_array
+from minigrad.tensor import Tensor, TensorLike, as_array
 
 
 @explained
-def asarray(data: Any, dtype: DType = None, device: str | None = None) -> Tensor:
+def asarray(data: TensorLike, dtype: DType = None, device: str | None = None) -> Tensor:
     """A Tensor that shares the memory of ``data`` where dtype and device allow; a gradient flows to a Tensor.
 
     >>> a = np.zeros(2); t = asarray(a, device="cpu"); a[0] = 1.0; print(t.data)
     [1. 0.]
     """
     if isinstance(data, Tensor):
-        data = data if device is None else data.to(device)
-        return data if dtype is None or data.dtype == as_dtype(dtype) else data.astype(dtype)
+        tensor = data if device is None else data.to(device)
+        return tensor if dtype is None or tensor.dtype == as_dtype(dtype) else tensor.astype(dtype)
     return Tensor._wrap(as_array(data, dtype, device, copy=False))
 
 
@@ -47,7 +47,7 @@ def from_dlpack(source: Any) -> Tensor:
 
 @explained
 def full(
-    shape: Any, value: Any, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False
+    shape: Shape, value: TensorLike, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """A tensor with ``value`` everywhere; float32 unless told.
 
@@ -61,7 +61,7 @@ def full(
 
 
 @explained
-def zeros(shape: Any, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False) -> Tensor:
+def zeros(shape: Shape, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A tensor of zeros; float32 unless told.
 
     >>> zeros((2, 3)).shape
@@ -71,7 +71,7 @@ def zeros(shape: Any, dtype: DType = "float32", device: str | None = None, requi
 
 
 @explained
-def ones(shape: Any, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False) -> Tensor:
+def ones(shape: Shape, dtype: DType = "float32", device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A tensor of ones; float32 unless told.
 
     >>> ones((2, 3)).shape
@@ -81,7 +81,13 @@ def ones(shape: Any, dtype: DType = "float32", device: str | None = None, requir
 
 
 @explained
-def arange(start: Any, stop: Any = None, step: Any = 1, dtype: DType = None, device: str | None = None) -> Tensor:
+def arange(
+    start: TensorLike,
+    stop: TensorLike | None = None,
+    step: TensorLike = 1,
+    dtype: DType = None,
+    device: str | None = None,
+) -> Tensor:
     """Numbers from ``start`` (or 0) up to but without ``stop`` in steps, with NumPy's dtype: integers from integers.
 
     >>> print(arange(3).data)

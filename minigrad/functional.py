@@ -7,14 +7,14 @@ from outside, belongs to a graph that is being recorded, the results belong to i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 import numpy as np
 
 from minigrad import ops
 from minigrad.backend import array_module, is_floating
-from minigrad.checkpointing import Function, several
+from minigrad.checkpointing import Function, T, several
 from minigrad.checkpointing import checkpoint as checkpoint
 from minigrad.creation import asarray
 from minigrad.engine.backward import grad, nodes_behind
@@ -23,7 +23,7 @@ from minigrad.engine.recording import Setting, enable_grad, is_grad_enabled
 from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
 from minigrad.messages.arguments import as_int
 from minigrad.messages.explain import describe, explained
-from minigrad.tensor import Tensor
+from minigrad.tensor import Tensor, TensorLike
 
 # ---- arguments and results ------------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def _variable(value: Any) -> Tensor:
     """``value`` as something to differentiate by: a new leaf, or a new result of a tensor that is being recorded."""
     tensor = asarray(value)
     if tensor.requires_grad and is_grad_enabled():
-        return ops.reshape(tensor, tensor.shape)  # type: ignore[no-any-return]
+        return ops.reshape(tensor, tensor.shape)
     if not is_floating(tensor.dtype):
         raise DTypeError("floating-point arguments to differentiate by", describe(tensor), "write 1.0 for 1")
     leaf = _Variable.__new__(_Variable)
@@ -116,6 +116,10 @@ def _tangents(variables: Sequence[Tensor], given: Any) -> list[Tensor]:
 # ---- transforms -----------------------------------------------------------------------------------------------------
 
 
+@overload
+def value_and_grad(fn: Function, argnums: int = 0) -> Callable[..., tuple[Tensor, Tensor]]: ...
+@overload
+def value_and_grad(fn: Function, argnums: tuple[int, ...]) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]: ...
 @explained
 def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Function:
     """A function that returns ``fn``'s value, a scalar, and its gradient with respect to the arguments ``argnums``.
@@ -143,7 +147,7 @@ def _check_scalar(out: Any) -> None:
 
 
 @explained
-def vjp(fn: Function, *args: Any) -> tuple[Any, Function]:
+def vjp(fn: Callable[..., T], *args: Any) -> tuple[T, Function]:
     """``fn(*args)``, and a function that maps a gradient ``u`` of the result to ``uᵀ J``, as often as one likes.
 
     >>> out, pullback = vjp(lambda x: x * x, np.array([1.0, 2.0]))
@@ -168,7 +172,7 @@ def vjp(fn: Function, *args: Any) -> tuple[Any, Function]:
 
 
 @explained
-def jvp(fn: Function, args: Any, tangents: Any) -> tuple[Any, Any]:
+def jvp(fn: Callable[..., T], args: Any, tangents: Any) -> tuple[T, T]:
     """``fn(*args)`` and the product ``J t`` with tangents of the shapes of the arguments.
 
     It is made of two reverse passes: ``u -> uᵀ J`` is linear in u, and the gradient of ``uᵀ J t`` by u is ``J t``.
@@ -191,7 +195,7 @@ def jvp(fn: Function, args: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 @explained
-def hvp(fn: Function, args: Any, vectors: Any) -> tuple[Any, Any]:
+def hvp(fn: Function, args: Any, vectors: Any) -> tuple[Tensor, Any]:
     """``fn(*args)``, a scalar, and the product ``H v`` of its Hessian with vectors of the shapes of the arguments.
 
     >>> out, product = hvp(lambda x: (x**3).sum(), np.array([1.0, 2.0]), np.array([1.0, 1.0]))
@@ -209,6 +213,10 @@ def hvp(fn: Function, args: Any, vectors: Any) -> tuple[Any, Any]:
     return _detached(out, nested), _one_or_all(products, len(args) == 1)
 
 
+@overload
+def jacobian(fn: Function, arg: TensorLike, /) -> Tensor: ...
+@overload
+def jacobian(fn: Function, arg: TensorLike, /, *args: TensorLike) -> tuple[Tensor, ...]: ...
 @explained
 def jacobian(fn: Function, *args: Any) -> Any:
     """All partial derivatives: for each argument an array of shape ``out.shape + arg.shape``, one pass for each row.
@@ -233,9 +241,13 @@ def _stacked(rows: list[Tensor], out: Tensor, variable: Tensor) -> Tensor:
     shape = out.shape + variable.shape
     if not rows:
         return Tensor._wrap(array_module(variable._data).zeros(shape, variable.dtype))
-    return ops.reshape(ops.stack(rows), shape)  # type: ignore[no-any-return]
+    return ops.reshape(ops.stack(rows), shape)
 
 
+@overload
+def hessian(fn: Function, arg: TensorLike, /) -> Tensor: ...
+@overload
+def hessian(fn: Function, arg: TensorLike, /, *args: TensorLike) -> tuple[tuple[Tensor, ...], ...]: ...
 @explained
 def hessian(fn: Function, *args: Any) -> Any:
     """All second derivatives of a scalar function: ``arg.shape + arg.shape``, or a tuple of tuples for several args.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from minigrad import ops
 from minigrad.backend import (
     Array,
+    ArrayLike,
     Axes,
     DType,
+    NDArray,
+    Shape,
     array_module,
     array_of,
     as_dtype,
@@ -26,17 +29,20 @@ from minigrad.engine import core
 from minigrad.engine.backward import backward
 from minigrad.engine.recording import mode
 from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, ShapeError
-from minigrad.kernels.softmax import log_softmax, softmax
+from minigrad.kernels.operations import log_softmax, softmax
 from minigrad.messages.arguments import as_operand, from_lists
 from minigrad.messages.explain import FOREIGN, describe, explain_methods, translate
 from minigrad.messages.habits import unknown_name
 from minigrad.numpy_protocol import array_function, array_ufunc, compare
 
+TensorLike: TypeAlias = "Tensor | ArrayLike"
+Hook: TypeAlias = Callable[[Any], Any]  # of a gradient, an array or a Tensor, to what takes its place, or None
+
 
 class Handle:
     """What ``register_hook`` gives; ``remove()`` takes the hook away again."""
 
-    def __init__(self, hooks: list[Any], hook: Any) -> None:
+    def __init__(self, hooks: list[Hook], hook: Hook) -> None:
         self._hooks, self._hook = hooks, hook
 
     def remove(self) -> None:
@@ -68,15 +74,17 @@ class Tensor:
     __hash__ = object.__hash__
     __array_priority__ = 1000.0
 
-    _data: Array
+    _data: NDArray
     _requires_grad: bool
     _version: list[int]
-    _hooks: list[Callable[[Array], Array | None]] | None
-    _grad: Array | None
+    _hooks: list[Hook] | None
+    _grad: NDArray | None
     name: str | None
     node: core.Node | None
 
-    def __init__(self, data: Any, requires_grad: bool = False, dtype: DType = None, device: str | None = None) -> None:
+    def __init__(
+        self, data: TensorLike, requires_grad: bool = False, dtype: DType = None, device: str | None = None
+    ) -> None:
         self._fill(as_array(data, dtype, device, copy=True))
         self.requires_grad = requires_grad
 
@@ -99,7 +107,7 @@ class Tensor:
     # ---- what it is ----
 
     @property
-    def data(self) -> Array:
+    def data(self) -> NDArray:
         """The numbers, as a plain array of the device."""
         return self._data
 
@@ -112,7 +120,7 @@ class Tensor:
         self.bump_version()
 
     @property
-    def grad(self) -> Array | None:
+    def grad(self) -> NDArray | None:
         """The gradient that backward passes have added up here, a plain array, or None."""
         return self._grad
 
@@ -152,7 +160,7 @@ class Tensor:
         return self._data.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of the elements."""
         return self._data.dtype
 
@@ -194,7 +202,7 @@ class Tensor:
 
     # ---- gradients ----
 
-    def backward(self, gradient: Any = None, retain_graph: bool = False) -> None:
+    def backward(self, gradient: TensorLike | None = None, retain_graph: bool = False) -> None:
         """Add the gradient of this tensor to ``grad`` of every leaf that it was made from.
 
         gradient      that of a loss with respect to this tensor, in its shape; 1 by default, for a single number
@@ -216,7 +224,7 @@ class Tensor:
         """Note a change of the numbers in place. A backward pass that needs the old ones then raises a GraphError."""
         self._version[0] += 1
 
-    def register_hook(self, hook: Callable[[Array], Array | None]) -> Handle:
+    def register_hook(self, hook: Hook) -> Handle:
         """Call ``hook`` with the complete gradient of this tensor; what it returns, if not None, takes its place.
 
         The gradient is an array, or a Tensor under ``create_graph``. Hooks of a result die with its graph.
@@ -235,7 +243,7 @@ class Tensor:
 
     # ---- in and out ----
 
-    def numpy(self) -> np.ndarray[Any, Any]:
+    def numpy(self) -> NDArray:
         """The numbers as a NumPy array: shared on the CPU, copied from a GPU."""
         return to_numpy(self._data)
 
@@ -275,8 +283,10 @@ class Tensor:
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return array_function(function, args, kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        raise unknown_name(self, type(self).__name__, name)
+    if not TYPE_CHECKING:  # a type checker finds unknown names itself
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_name(self, type(self).__name__, name)
 
     def __copy__(self) -> Tensor:
         made = type(self).__new__(type(self))
@@ -373,35 +383,35 @@ class Tensor:
     # fmt: off
     # ---- operators ----
 
-    def __add__(self, other: Any) -> Tensor: return ops.add(self, other)
-    def __radd__(self, other: Any) -> Tensor: return ops.add(other, self)
-    def __sub__(self, other: Any) -> Tensor: return ops.subtract(self, other)
-    def __rsub__(self, other: Any) -> Tensor: return ops.subtract(other, self)
-    def __mul__(self, other: Any) -> Tensor: return ops.multiply(self, other)
-    def __rmul__(self, other: Any) -> Tensor: return ops.multiply(other, self)
-    def __truediv__(self, other: Any) -> Tensor: return ops.divide(self, other)
-    def __rtruediv__(self, other: Any) -> Tensor: return ops.divide(other, self)
-    def __pow__(self, other: Any) -> Tensor: return ops.power(self, other)
-    def __rpow__(self, other: Any) -> Tensor: return ops.power(other, self)
-    def __matmul__(self, other: Any) -> Tensor: return ops.matmul(self, other)
-    def __rmatmul__(self, other: Any) -> Tensor: return ops.matmul(other, self)
-    def __mod__(self, other: Any) -> Tensor: return ops.remainder(self, other)
-    def __rmod__(self, other: Any) -> Tensor: return ops.remainder(other, self)
+    def __add__(self, other: TensorLike) -> Tensor: return ops.add(self, other)
+    def __radd__(self, other: TensorLike) -> Tensor: return ops.add(other, self)
+    def __sub__(self, other: TensorLike) -> Tensor: return ops.subtract(self, other)
+    def __rsub__(self, other: TensorLike) -> Tensor: return ops.subtract(other, self)
+    def __mul__(self, other: TensorLike) -> Tensor: return ops.multiply(self, other)
+    def __rmul__(self, other: TensorLike) -> Tensor: return ops.multiply(other, self)
+    def __truediv__(self, other: TensorLike) -> Tensor: return ops.divide(self, other)
+    def __rtruediv__(self, other: TensorLike) -> Tensor: return ops.divide(other, self)
+    def __pow__(self, other: TensorLike) -> Tensor: return ops.power(self, other)
+    def __rpow__(self, other: TensorLike) -> Tensor: return ops.power(other, self)
+    def __matmul__(self, other: TensorLike) -> Tensor: return ops.matmul(self, other)
+    def __rmatmul__(self, other: TensorLike) -> Tensor: return ops.matmul(other, self)
+    def __mod__(self, other: TensorLike) -> Tensor: return ops.remainder(self, other)
+    def __rmod__(self, other: TensorLike) -> Tensor: return ops.remainder(other, self)
     def __neg__(self) -> Tensor: return ops.negative(self)
     def __pos__(self) -> Tensor: return self
     def __abs__(self) -> Tensor: return ops.absolute(self)
 
     # Comparisons and logic give plain boolean tensors, without a derivative.
 
-    def __eq__(self, other: Any) -> Tensor: return _same('equal', self, other)  # type: ignore[override]
-    def __ne__(self, other: Any) -> Tensor: return _same('not_equal', self, other)  # type: ignore[override]
-    def __lt__(self, other: Any) -> Tensor: return compare('less', self, other)
-    def __le__(self, other: Any) -> Tensor: return compare('less_equal', self, other)
-    def __gt__(self, other: Any) -> Tensor: return compare('greater', self, other)
-    def __ge__(self, other: Any) -> Tensor: return compare('greater_equal', self, other)
-    def __and__(self, other: Any) -> Tensor: return compare('bitwise_and', self, other)
-    def __or__(self, other: Any) -> Tensor: return compare('bitwise_or', self, other)
-    def __xor__(self, other: Any) -> Tensor: return compare('bitwise_xor', self, other)
+    def __eq__(self, other: object) -> Tensor: return _same('equal', self, other)  # type: ignore[override]
+    def __ne__(self, other: object) -> Tensor: return _same('not_equal', self, other)  # type: ignore[override]
+    def __lt__(self, other: TensorLike) -> Tensor: return compare('less', self, other)
+    def __le__(self, other: TensorLike) -> Tensor: return compare('less_equal', self, other)
+    def __gt__(self, other: TensorLike) -> Tensor: return compare('greater', self, other)
+    def __ge__(self, other: TensorLike) -> Tensor: return compare('greater_equal', self, other)
+    def __and__(self, other: TensorLike) -> Tensor: return compare('bitwise_and', self, other)
+    def __or__(self, other: TensorLike) -> Tensor: return compare('bitwise_or', self, other)
+    def __xor__(self, other: TensorLike) -> Tensor: return compare('bitwise_xor', self, other)
     def __invert__(self) -> Tensor: return compare('invert', self)
 
     # ---- operations, as methods: their docstrings are in minigrad.ops ----
@@ -442,50 +452,55 @@ class Tensor:
     def isinf(self) -> Tensor: return ops.isinf(self)
     def isfinite(self) -> Tensor: return ops.isfinite(self)
     def ravel(self) -> Tensor: return ops.ravel(self)
-    def add(self, other: Any) -> Tensor: return ops.add(self, other)
-    def subtract(self, other: Any) -> Tensor: return ops.subtract(self, other)
-    def multiply(self, other: Any) -> Tensor: return ops.multiply(self, other)
-    def divide(self, other: Any) -> Tensor: return ops.divide(self, other)
-    def power(self, other: Any) -> Tensor: return ops.power(self, other)
-    def maximum(self, other: Any) -> Tensor: return ops.maximum(self, other)
-    def minimum(self, other: Any) -> Tensor: return ops.minimum(self, other)
-    def fmax(self, other: Any) -> Tensor: return ops.fmax(self, other)
-    def fmin(self, other: Any) -> Tensor: return ops.fmin(self, other)
-    def logaddexp(self, other: Any) -> Tensor: return ops.logaddexp(self, other)
-    def hypot(self, other: Any) -> Tensor: return ops.hypot(self, other)
-    def fmod(self, other: Any) -> Tensor: return ops.fmod(self, other)
-    def remainder(self, other: Any) -> Tensor: return ops.remainder(self, other)
-    def arctan2(self, other: Any) -> Tensor: return ops.arctan2(self, other)
-    def matmul(self, other: Any) -> Tensor: return ops.matmul(self, other)
-    def dot(self, other: Any) -> Tensor: return ops.dot(self, other)
-    def vdot(self, other: Any) -> Tensor: return ops.vdot(self, other)
-    def inner(self, other: Any) -> Tensor: return ops.inner(self, other)
-    def outer(self, other: Any) -> Tensor: return ops.outer(self, other)
-    def kron(self, other: Any) -> Tensor: return ops.kron(self, other)
+    def add(self, other: TensorLike) -> Tensor: return ops.add(self, other)
+    def subtract(self, other: TensorLike) -> Tensor: return ops.subtract(self, other)
+    def multiply(self, other: TensorLike) -> Tensor: return ops.multiply(self, other)
+    def divide(self, other: TensorLike) -> Tensor: return ops.divide(self, other)
+    def power(self, other: TensorLike) -> Tensor: return ops.power(self, other)
+    def maximum(self, other: TensorLike) -> Tensor: return ops.maximum(self, other)
+    def minimum(self, other: TensorLike) -> Tensor: return ops.minimum(self, other)
+    def fmax(self, other: TensorLike) -> Tensor: return ops.fmax(self, other)
+    def fmin(self, other: TensorLike) -> Tensor: return ops.fmin(self, other)
+    def logaddexp(self, other: TensorLike) -> Tensor: return ops.logaddexp(self, other)
+    def hypot(self, other: TensorLike) -> Tensor: return ops.hypot(self, other)
+    def fmod(self, other: TensorLike) -> Tensor: return ops.fmod(self, other)
+    def remainder(self, other: TensorLike) -> Tensor: return ops.remainder(self, other)
+    def arctan2(self, other: TensorLike) -> Tensor: return ops.arctan2(self, other)
+    def matmul(self, other: TensorLike) -> Tensor: return ops.matmul(self, other)
+    def dot(self, other: TensorLike) -> Tensor: return ops.dot(self, other)
+    def vdot(self, other: TensorLike) -> Tensor: return ops.vdot(self, other)
+    def inner(self, other: TensorLike) -> Tensor: return ops.inner(self, other)
+    def outer(self, other: TensorLike) -> Tensor: return ops.outer(self, other)
+    def kron(self, other: TensorLike) -> Tensor: return ops.kron(self, other)
     def round(self, decimals: int = 0) -> Tensor: return ops.round(self, decimals)
-    def clip(self, min: Any = None, max: Any = None) -> Tensor: return ops.clip(self, min, max)
-    def where(self, condition: Any, other: Any) -> Tensor: return ops.where(condition, self, other)
-    def masked_fill(self, mask: Any, value: Any) -> Tensor: return ops.masked_fill(self, mask, value)
-    def lerp(self, end: Any, weight: Any) -> Tensor: return ops.lerp(self, end, weight)
+    def clip(self, min: TensorLike | None = None, max: TensorLike | None = None) -> Tensor:
+        return ops.clip(self, min, max)
+    def where(self, condition: TensorLike, other: TensorLike) -> Tensor: return ops.where(condition, self, other)
+    def masked_fill(self, mask: TensorLike, value: TensorLike) -> Tensor: return ops.masked_fill(self, mask, value)
+    def lerp(self, end: TensorLike, weight: TensorLike) -> Tensor: return ops.lerp(self, end, weight)
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
         return ops.nan_to_num(self, nan, posinf, neginf)
-    def sum(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
+    def sum(self, axis: Axes = None, keepdims: bool = False, where: TensorLike | None = None) -> Tensor:
         return ops.sum(self, axis, keepdims, where)
-    def mean(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
+    def mean(self, axis: Axes = None, keepdims: bool = False, where: TensorLike | None = None) -> Tensor:
         return ops.mean(self, axis, keepdims, where)
-    def prod(self, axis: Axes = None, keepdims: bool = False, where: Any = None) -> Tensor:
+    def prod(self, axis: Axes = None, keepdims: bool = False, where: TensorLike | None = None) -> Tensor:
         return ops.prod(self, axis, keepdims, where)
-    def max(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
+    def max(self, axis: Axes = None, keepdims: bool = False,
+            where: TensorLike | None = None, initial: float | None = None) -> Tensor:
         return ops.max(self, axis, keepdims, where, initial)
-    def min(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
+    def min(self, axis: Axes = None, keepdims: bool = False,
+            where: TensorLike | None = None, initial: float | None = None) -> Tensor:
         return ops.min(self, axis, keepdims, where, initial)
-    def amax(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
+    def amax(self, axis: Axes = None, keepdims: bool = False,
+            where: TensorLike | None = None, initial: float | None = None) -> Tensor:
         return ops.amax(self, axis, keepdims, where, initial)
-    def amin(self, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Tensor:
+    def amin(self, axis: Axes = None, keepdims: bool = False,
+            where: TensorLike | None = None, initial: float | None = None) -> Tensor:
         return ops.amin(self, axis, keepdims, where, initial)
-    def var(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Any = None) -> Tensor:
+    def var(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: TensorLike | None = None) -> Tensor:
         return ops.var(self, axis, ddof, keepdims, where)
-    def std(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Any = None) -> Tensor:
+    def std(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: TensorLike | None = None) -> Tensor:
         return ops.std(self, axis, ddof, keepdims, where)
     def norm(self, ord: float = 2, axis: Axes = None, keepdims: bool = False) -> Tensor:
         return ops.norm(self, ord, axis, keepdims)
@@ -500,21 +515,21 @@ class Tensor:
         return ops.count_nonzero(self, axis, keepdims)
     def softmax(self, axis: int = -1) -> Tensor: return softmax(self, axis)
     def log_softmax(self, axis: int = -1) -> Tensor: return log_softmax(self, axis)
-    def reshape(self, *shape: Any) -> Tensor: return ops.reshape(self, _shape(shape))
-    def transpose(self, *axes: Any) -> Tensor: return ops.transpose(self, _shape(axes) if axes else None)
-    def permute_dims(self, axes: Any) -> Tensor: return ops.permute_dims(self, axes)
+    def reshape(self, *shape: Shape) -> Tensor: return ops.reshape(self, _shape(shape))
+    def transpose(self, *axes: Shape) -> Tensor: return ops.transpose(self, _shape(axes) if axes else None)
+    def permute_dims(self, axes: Sequence[int]) -> Tensor: return ops.permute_dims(self, axes)
     def swapaxes(self, axis1: int, axis2: int) -> Tensor: return ops.swapaxes(self, axis1, axis2)
-    def moveaxis(self, source: Any, destination: Any) -> Tensor: return ops.moveaxis(self, source, destination)
+    def moveaxis(self, source: Shape, destination: Shape) -> Tensor: return ops.moveaxis(self, source, destination)
     def squeeze(self, axis: Axes = None) -> Tensor: return ops.squeeze(self, axis)
     def expand_dims(self, axis: Axes = 0) -> Tensor: return ops.expand_dims(self, axis)
-    def broadcast_to(self, shape: Any) -> Tensor: return ops.broadcast_to(self, shape)
+    def broadcast_to(self, shape: Shape) -> Tensor: return ops.broadcast_to(self, shape)
     def flatten(self) -> Tensor: return ops.ravel(self)
     def flip(self, axis: Axes = None) -> Tensor: return ops.flip(self, axis)
-    def roll(self, shift: Any, axis: Axes = None) -> Tensor: return ops.roll(self, shift, axis)
+    def roll(self, shift: Shape, axis: Axes = None) -> Tensor: return ops.roll(self, shift, axis)
     def rot90(self, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor: return ops.rot90(self, k, axes)
-    def tile(self, reps: Any) -> Tensor: return ops.tile(self, reps)
-    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor: return ops.repeat(self, repeats, axis)
-    def pad(self, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
+    def tile(self, reps: Shape) -> Tensor: return ops.tile(self, reps)
+    def repeat(self, repeats: TensorLike, axis: int | None = None) -> Tensor: return ops.repeat(self, repeats, axis)
+    def pad(self, pad_width: int | Sequence[Any], mode: str = "constant", constant_values: float = 0) -> Tensor:
         return ops.pad(self, pad_width, mode, constant_values)
     def tril(self, k: int = 0) -> Tensor: return ops.tril(self, k)
     def triu(self, k: int = 0) -> Tensor: return ops.triu(self, k)
@@ -527,16 +542,17 @@ class Tensor:
         return ops.split(self, indices_or_sections, axis)
     def array_split(self, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
         return ops.array_split(self, indices_or_sections, axis)
-    def take(self, indices: Any, axis: int | None = None) -> Tensor: return ops.take(self, indices, axis)
-    def take_along_axis(self, indices: Any, axis: int = -1) -> Tensor: return ops.take_along_axis(self, indices, axis)
-    def put_along_axis(self, indices: Any, values: Any, axis: int = -1) -> Tensor:
+    def take(self, indices: TensorLike, axis: int | None = None) -> Tensor: return ops.take(self, indices, axis)
+    def take_along_axis(self, indices: TensorLike, axis: int = -1) -> Tensor:
+        return ops.take_along_axis(self, indices, axis)
+    def put_along_axis(self, indices: TensorLike, values: TensorLike, axis: int = -1) -> Tensor:
         return ops.put_along_axis(self, indices, values, axis)
-    def scatter_add(self, indices: Any, values: Any, axis: int = -1) -> Tensor:
+    def scatter_add(self, indices: TensorLike, values: TensorLike, axis: int = -1) -> Tensor:
         return ops.scatter_add(self, indices, values, axis)
     def sort(self, axis: int = -1) -> Tensor: return ops.sort(self, axis)
     def argsort(self, axis: int = -1) -> Tensor: return ops.argsort(self, axis)
     def topk(self, k: int, axis: int = -1) -> tuple[Tensor, Tensor]: return ops.topk(self, k, axis)
-    def tensordot(self, other: Any, axes: Any = 2) -> Tensor: return ops.tensordot(self, other, axes)
+    def tensordot(self, other: TensorLike, axes: Any = 2) -> Tensor: return ops.tensordot(self, other, axes)
     def stop_gradient(self) -> Tensor: return ops.stop_gradient(self)
     # fmt: on
 
@@ -551,6 +567,19 @@ class Tensor:
         device = check_device(device)
         return self if device == self.device else ops.transfer(self, device)
 
+
+# What a signature says of an argument, and of a result: a Tensor where an argument is one, else an array. No argument
+# makes X anything but a Tensor; where none is one, a type checker takes its default.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    class _Other:
+        pass
+
+    X = TypeVarWithDefault("X", Tensor, _Other, default=NDArray)  # type: ignore[misc]
+else:
+    X = TypeVar("X")
+Operand: TypeAlias = "X | ArrayLike"
 
 core.Tensor = Tensor
 explain_methods(Tensor, ["__init__", *(name for name in vars(Tensor) if not name.startswith("_"))])
@@ -587,7 +616,7 @@ def _rebuild(kind: type[Tensor], array: Array, requires_grad: bool, name: str | 
     return tensor
 
 
-def _same(name: str, x: Any, y: Any) -> Any:
+def _same(name: str, x: Tensor, y: object) -> Tensor:
     """``==`` or ``!=``; what is no array or number at all is another object, as Python sees it."""
     comparable = isinstance(y, Tensor | list | tuple | int | float | np.generic) or is_array(y)
     return compare(name, x, y) if comparable else NotImplemented

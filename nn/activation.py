@@ -8,6 +8,7 @@ from typing import Any
 from minigrad import tanh
 from minigrad.errors import ArgumentError
 from minigrad.messages.arguments import normal_axis
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .checks import as_operand, check_probability
 from .module import Module
@@ -21,7 +22,7 @@ class ReLU(Module):
     [0. 2.]
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``max(x, 0)``."""
         return F.relu(x)
 
@@ -34,7 +35,7 @@ class SiLU(Module):
     [0.]
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``x · sigmoid(x)``."""
         return F.silu(x)
 
@@ -51,7 +52,7 @@ class GELU(Module):
         super().__init__()
         self.approximate = approximate
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``x Φ(x)``."""
         return F.gelu(x, self.approximate)
 
@@ -71,7 +72,7 @@ class LeakyReLU(Module):
         super().__init__()
         self.negative_slope = negative_slope
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``x``, the negative elements times the slope."""
         return F.leaky_relu(x, self.negative_slope)
 
@@ -87,7 +88,7 @@ class Sigmoid(Module):
     [0.5]
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``1 / (1 + e^-x)``."""
         return F.sigmoid(x)
 
@@ -100,7 +101,7 @@ class Tanh(Module):
     [0.]
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """The hyperbolic tangent."""
         return tanh(x)
 
@@ -119,7 +120,7 @@ class GLU(Module):
         super().__init__()
         self.axis = axis
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``a · sigmoid(b)``."""
         return F.glu(x, self.axis)
 
@@ -139,13 +140,16 @@ class Flatten(Module):
         super().__init__()
         self.start_dim, self.end_dim = start_dim, end_dim
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``x`` with fewer axes."""
-        x = as_operand(x)
-        first, last = normal_axis(self.start_dim, x.ndim), normal_axis(self.end_dim, x.ndim)
+        whole: Any = as_operand(x)
+        first, last = normal_axis(self.start_dim, whole.ndim), normal_axis(self.end_dim, whole.ndim)
         if first > last:
             raise ArgumentError("start_dim before end_dim", f"{first} and {last}", "axes count from 0")
-        return x.reshape((*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+        flat: Tensor = whole.reshape(
+            (*whole.shape[:first], math.prod(whole.shape[first : last + 1]), *whole.shape[last + 1 :])
+        )
+        return flat
 
     def extra_repr(self) -> str:
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
@@ -167,7 +171,7 @@ class Dropout(Module):
         super().__init__()
         self.p = check_probability(p)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """``x`` with elements dropped."""
         return F.dropout(x, self.p, self.training)
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray, primitive, random, where
-from minigrad.backend import Array, DType, array_module
+from minigrad.backend import Array, DType, NDArray, array_module
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .cache import KVCache
 from .checks import check_probability, check_sizes
@@ -82,14 +83,14 @@ class MultiHeadAttention(Module):
 
     def forward(
         self,
-        x: Any,
-        context: Any = None,
+        x: Tensor,
+        context: Tensor | None = None,
         *,
-        attn_mask: Any = None,
+        attn_mask: TensorLike | None = None,
         is_causal: bool = False,
-        positions: Any = None,
+        positions: TensorLike | None = None,
         cache: KVCache | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """Attention of the positions of ``x`` (..., T, d_model) to each other, or to ``context`` (..., S, d_model).
 
         - attn_mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, T, S)
@@ -103,31 +104,37 @@ class MultiHeadAttention(Module):
 
     def attend(
         self,
-        q: Any,
-        k: Any,
-        v: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         *,
-        attn_mask: Any = None,
+        attn_mask: TensorLike | None = None,
         is_causal: bool = False,
-        positions: Any = None,
+        positions: TensorLike | None = None,
         cache: KVCache | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """``forward`` from the three projections of x on, each (..., T, heads · head_dim)."""
         q, k, v = self._own_heads(q, k, v, positions, cache)
         return self._output(q, k, v, attn_mask, is_causal, cache)
 
     def weights(
-        self, x: Any, context: Any = None, *, attn_mask: Any = None, is_causal: bool = False, positions: Any = None
-    ) -> Any:
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        attn_mask: TensorLike | None = None,
+        is_causal: bool = False,
+        positions: TensorLike | None = None,
+    ) -> Tensor:
         """How much each position of ``x`` attends to each key: (..., heads, T, S), rows that sum to 1, without dropout.
 
         To look at; ``forward`` never makes them. The arguments are those of ``forward``.
         """
         q, k, _ = self._heads(x, context, positions, None)
-        keys = array_module(k).eye(k.shape[-2], dtype=k.dtype)  # as values: the means are the weights
-        return F.scaled_dot_product_attention(q, k, keys[None], attn_mask, is_causal)
+        keys: NDArray = array_module(k).eye(k.shape[-2], dtype=k.dtype)[None]  # as values: the means are the weights
+        return F.scaled_dot_product_attention(q, k, keys, attn_mask, is_causal)
 
-    def _heads(self, x: Any, context: Any, positions: Any, cache: KVCache | None) -> tuple[Any, Any, Any]:
+    def _heads(self, x: Any, context: Any, positions: Any, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x; keys and values of the context, or of the cache and x."""
         check_sequences(x, context)
         if context is None:
@@ -140,7 +147,9 @@ class MultiHeadAttention(Module):
         q = self._turned(self.q_proj(x), self.num_heads, _places(positions, cache, x.shape[-2]))
         return q, *(keys_and_values() if cache is None else cache.once(self, keys_and_values))
 
-    def _own_heads(self, q: Any, k: Any, v: Any, positions: Any, cache: KVCache | None) -> tuple[Any, Any, Any]:
+    def _own_heads(
+        self, q: Any, k: Any, v: Any, positions: Any, cache: KVCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The projections of one sequence in heads; keys and values follow those in the cache."""
         place = _places(positions, cache, q.shape[-2])
         k, v = self._turned(k, self.num_kv_heads, place), split_heads(v, self.num_kv_heads)
@@ -152,7 +161,7 @@ class MultiHeadAttention(Module):
         x = split_heads(x, heads)
         return x if self.rope is None else self.rope(x, place)
 
-    def _output(self, q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, cache: KVCache | None) -> Any:
+    def _output(self, q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, cache: KVCache | None) -> Tensor:
         """Attention in each head, and the projection of all of them back to d_model."""
         start = 0 if cache is None else cache.length
         if is_causal and start:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from minigrad.backend import DType
 from minigrad.errors import ShapeError
 from minigrad.messages.arguments import check_eps
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
-from .checks import check_probability, check_sizes
+from .checks import as_operand, check_probability, check_sizes
 from .module import Module
 from .parameter import constant
 
@@ -44,12 +43,13 @@ class _BatchNorm(Module):
         for name, value in start.items():
             self.register_buffer(name, value if track_running_stats else None)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``x`` normalized; in training the running statistics move."""
-        if np.ndim(x) not in self.ndims or np.shape(x)[1] != self.num_features:
+        shape = as_operand(x).shape
+        if len(shape) not in self.ndims or shape[1] != self.num_features:
             wanted = " or ".join("(N, " + ", ".join(("C", "L") if n == 3 else ("C", "H", "W")[: n - 1]) + ")"
                                  for n in self.ndims)  # fmt: skip
-            raise ShapeError(f"x {wanted} with C = {self.num_features}", f"shape {np.shape(x)}",
+            raise ShapeError(f"x {wanted} with C = {self.num_features}", f"shape {shape}",
                              "the second axis counts channels")  # fmt: skip
         share = self.momentum
         if self.training and self.track_running_stats:
@@ -119,7 +119,7 @@ class GroupNorm(Module):
         self.weight = constant(num_channels, 1.0, dtype, device) if affine else None
         self.bias = constant(num_channels, 0.0, dtype, device) if affine else None
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``x`` normalized."""
         return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 

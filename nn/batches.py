@@ -8,17 +8,24 @@ from typing import Any
 import numpy as np
 
 from minigrad import random
-from minigrad.backend import array_of
+from minigrad.backend import Array, array_of
 from minigrad.errors import ShapeError
 from minigrad.messages.arguments import from_lists
 from minigrad.messages.explain import explained
+from minigrad.tensor import TensorLike
 from .checks import check_sizes
 
 
 @explained
 def batches(
-    x: Any, y: Any, batch_size: int, generator: Any = None, *, shuffle: bool = True, drop_last: bool = False
-) -> Iterator[tuple[Any, Any]]:
+    x: TensorLike,
+    y: TensorLike,
+    batch_size: int,
+    generator: Any = None,
+    *,
+    shuffle: bool = True,
+    drop_last: bool = False,
+) -> Iterator[tuple[Array, Array]]:
     """Pairs of ``batch_size`` examples of x and their targets in y, each once, in a random order: one epoch.
 
     x and y are arrays or Tensors of one length, of which arrays come; a last, shorter batch is left out by drop_last.
@@ -30,10 +37,14 @@ def batches(
     ([[0, 1], [2, 3], [4]], [2, 2, 1])
     """
     check_sizes(batch_size=batch_size)
-    x, y = (from_lists(a) if isinstance(a, list | tuple) else array_of(a) for a in (x, y))
-    if np.ndim(x) == 0 or np.shape(x)[:1] != np.shape(y)[:1]:
-        got, hint = f"{np.shape(x)} and {np.shape(y)}", "the first axis counts examples"
+    xs, ys = (_array(a) for a in (x, y))
+    if np.ndim(xs) == 0 or np.shape(xs)[:1] != np.shape(ys)[:1]:
+        got, hint = f"{np.shape(xs)} and {np.shape(ys)}", "the first axis counts examples"
         raise ShapeError("x and y with as many examples", got, hint)
-    order = random.generator(generator).permutation(len(x)) if shuffle else np.arange(len(x))
-    stop = len(x) - len(x) % batch_size if drop_last else len(x)
-    return ((x[i], y[i]) for i in (order[a : a + batch_size] for a in range(0, stop, batch_size)))
+    order = random.generator(generator).permutation(len(xs)) if shuffle else np.arange(len(xs))
+    stop = len(xs) - len(xs) % batch_size if drop_last else len(xs)
+    return ((xs[i], ys[i]) for i in (order[a : a + batch_size] for a in range(0, stop, batch_size)))
+
+
+def _array(value: Any) -> Any:
+    return from_lists(value) if isinstance(value, list | tuple) else array_of(value)

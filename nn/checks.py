@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array, device_of, to_device
+from minigrad.backend import NDArray, device_of, to_device
 from minigrad.errors import ArgumentError
+from minigrad.tensor import TensorLike
 
 
 def is_whole(value: Any, least: int) -> bool:
@@ -51,7 +52,7 @@ def as_operand(x: Any) -> Any:
     return x if hasattr(x, "dtype") else asarray(x).data
 
 
-def as_ids(ids: Any, device: str) -> Array:
+def as_ids(ids: TensorLike, device: str) -> NDArray:
     """Token ids (an array, a Tensor, nested lists) as an array on the host or on ``device``.
 
     Ids on the host stay there: an operation checks their range before it uploads them, without asking the GPU.

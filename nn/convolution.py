@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from minigrad import pad
-from minigrad.backend import DType
+from minigrad.backend import DType, Shape
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.ops import spread_out
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .checks import as_operand, check_sizes
 from .module import Module
@@ -31,10 +32,10 @@ class _Convolution(Module):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
+        kernel_size: Shape,
+        stride: Shape,
+        padding: Shape | str,
+        dilation: Shape,
         groups: int,
         bias: bool,
         dtype: DType,
@@ -71,10 +72,10 @@ class _Forward(_Convolution):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel_size: Shape,
+        stride: Shape = 1,
+        padding: Shape | str = 0,
+        dilation: Shape = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
@@ -91,7 +92,7 @@ class _Forward(_Convolution):
             raise ArgumentError(f"a padding_mode of {', '.join(PADDING_MODES)}", repr(padding_mode), "zeros is usual")
         self.padding_mode = padding_mode
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """The convolution of ``x``."""
         padding: Any = self.padding
         if self.padding_mode != "zeros":
@@ -148,13 +149,13 @@ class _Transposed(_Convolution):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
+        kernel_size: Shape,
+        stride: Shape = 1,
+        padding: Shape = 0,
+        output_padding: Shape = 0,
         groups: int = 1,
         bias: bool = True,
-        dilation: Any = 1,
+        dilation: Shape = 1,
         *,
         dtype: DType = None,
         device: str | None = None,
@@ -166,11 +167,13 @@ class _Transposed(_Convolution):
         )
         self.output_padding = spread_out(output_padding, self.axes, "output_padding", 0)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """The transposed convolution of ``x``."""
         function = (F.conv_transpose1d, F.conv_transpose2d)[self.axes - 1]
-        sizes = (self.stride, self.padding, self.output_padding)
-        return function(x, self.weight, self.bias, *sizes, self.groups, self.dilation)
+        padding: Any = self.padding
+        return function(
+            x, self.weight, self.bias, self.stride, padding, self.output_padding, self.groups, self.dilation
+        )
 
     def extra_repr(self) -> str:
         more = f", output_padding={self.output_padding}" if any(self.output_padding) else ""
@@ -208,7 +211,7 @@ class ConvTranspose2d(_Transposed):
 class _Pool(Module):
     """What the layers share: windows and the distances between them."""
 
-    def __init__(self, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool) -> None:
+    def __init__(self, kernel_size: Shape, stride: Shape | None, padding: Shape, ceil_mode: bool) -> None:
         super().__init__()
         self.kernel_size, self.padding, self.ceil_mode = kernel_size, padding, ceil_mode
         self.stride = kernel_size if stride is None else stride
@@ -221,7 +224,13 @@ class _MaxPool(_Pool):
     """The largest element of each window."""
 
     def __init__(
-        self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *, ceil_mode: bool = False
+        self,
+        kernel_size: Shape,
+        stride: Shape | None = None,
+        padding: Shape = 0,
+        dilation: Shape = 1,
+        *,
+        ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding, ceil_mode)
         self.dilation = dilation
@@ -234,7 +243,7 @@ class MaxPool1d(_MaxPool):
     [[[5. 3.]]]
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """The largest elements of ``x``."""
         return F.max_pool1d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
@@ -247,7 +256,7 @@ class MaxPool2d(_MaxPool):
     (1, 3, 2, 2)
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """The largest elements of ``x``."""
         return F.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
@@ -257,9 +266,9 @@ class _AvgPool(_Pool):
 
     def __init__(
         self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
+        kernel_size: Shape,
+        stride: Shape | None = None,
+        padding: Shape = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
     ) -> None:
@@ -274,7 +283,7 @@ class AvgPool1d(_AvgPool):
     [[[3.  2.5]]]
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """The means of ``x``."""
         return F.avg_pool1d(x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
 
@@ -287,6 +296,6 @@ class AvgPool2d(_AvgPool):
     (1, 3, 2, 2)
     """
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """The means of ``x``."""
         return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from minigrad import asarray, random
-from minigrad.backend import DType
+from minigrad.backend import DType, NDArray
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.tensor import Tensor, TensorLike
 from .activation import Dropout
 from .attention import MultiHeadAttention
 from .cache import KVCache
@@ -68,12 +69,12 @@ class EncoderLayer(Module):
         self.ln1, self.ln2 = (LayerNorm(d_model, norm_eps, **place) for _ in range(2))
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Any, *, attn_mask: Any = None, is_causal: bool = False) -> Any:
+    def forward(self, x: Tensor, *, attn_mask: TensorLike | None = None, is_causal: bool = False) -> Tensor:
         """The layer applied to ``x`` (..., T, d_model); masks as in MultiHeadAttention."""
         x = self._add(x, self.ln1, lambda y: self.self_attn(y, attn_mask=attn_mask, is_causal=is_causal))
         return self._add(x, self.ln2, self.ffn)
 
-    def _add(self, x: Any, norm: Module, branch: Callable[[Any], Any]) -> Any:
+    def _add(self, x: Tensor, norm: Callable[[Tensor], Tensor], branch: Callable[[Tensor], Tensor]) -> Tensor:
         """x with a branch added, normalized before or after."""
         if self.norm_first:
             return x + self.dropout(branch(norm(x)))
@@ -120,14 +121,14 @@ class DecoderLayer(EncoderLayer):
 
     def forward(  # type: ignore[override]
         self,
-        x: Any,
-        memory: Any,
+        x: Tensor,
+        memory: Tensor,
         *,
-        attn_mask: Any = None,
-        memory_mask: Any = None,
+        attn_mask: TensorLike | None = None,
+        memory_mask: TensorLike | None = None,
         is_causal: bool = True,
         cache: KVCache | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """The layer applied to ``x`` (..., T, d_model), which also attends to ``memory`` (..., S, d_model).
 
         attn_mask (..., heads, T, T) and memory_mask (..., heads, T, S) as in MultiHeadAttention.
@@ -225,7 +226,7 @@ class Transformer(Module):
 
     # ---- the two halves ----
 
-    def encode(self, source: Any, source_mask: Any = None) -> Any:
+    def encode(self, source: TensorLike, source_mask: TensorLike | None = None) -> Tensor:
         """The memory (batch, S, d_model) of ``source`` (batch, S), for ``decode``.
 
         source_mask broadcasts to (batch, heads, S, S); by default all tokens but pad_id are seen.
@@ -239,12 +240,12 @@ class Transformer(Module):
 
     def decode(
         self,
-        target: Any,
-        memory: Any,
-        memory_mask: Any = None,
-        target_mask: Any = None,
+        target: TensorLike,
+        memory: Tensor,
+        memory_mask: TensorLike | None = None,
+        target_mask: TensorLike | None = None,
         cache: KVCache | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """The input of the head: (batch, T, d_model) for ``target`` (batch, T), given the memory of its source.
 
         memory_mask broadcasts to (batch, heads, T, S), target_mask to (batch, heads, T, T); position i sees none after
@@ -264,13 +265,13 @@ class Transformer(Module):
                 cache.advance(count)
             return x if self.decoder_norm is None else self.decoder_norm(x)
 
-    def _ids(self, ids: Any, name: str) -> Any:
+    def _ids(self, ids: TensorLike, name: str) -> NDArray:
         ids = as_ids(ids, self.tgt_embeddings.weight.device)
         if ids.ndim == 0:
             raise ShapeError(f"{name} ids (batch, length)", "a single number", "a sequence of one token is [[token]]")
         return ids
 
-    def _embedded(self, ids: Any, table: Embedding, positions: Any = None) -> Any:
+    def _embedded(self, ids: NDArray, table: Embedding, positions: Any = None) -> Tensor:
         return self.positions(table(ids) * self.embedding_scale, positions)
 
     def _mask(self, mask: Any, otherwise: Any = None) -> Any:
@@ -282,7 +283,13 @@ class Transformer(Module):
 
     # ---- both together ----
 
-    def hidden(self, source: Any, target: Any, source_mask: Any = None, target_mask: Any = None) -> Any:
+    def hidden(
+        self,
+        source: TensorLike,
+        target: TensorLike,
+        source_mask: TensorLike | None = None,
+        target_mask: TensorLike | None = None,
+    ) -> Tensor:
         """The input of the head: (batch, T, d_model). source_mask, of keys alone, hides them from the target, too."""
         source = self._ids(source, "source")
         mask = self._mask(source_mask, self._padding(source))
@@ -291,7 +298,13 @@ class Transformer(Module):
             raise ShapeError("a source_mask (batch, 1, 1, S), of keys alone", f"shape {mask.shape}", hint)
         return self.decode(target, self.encode(source, mask), mask, target_mask)
 
-    def forward(self, source: Any, target: Any, source_mask: Any = None, target_mask: Any = None) -> Any:
+    def forward(
+        self,
+        source: TensorLike,
+        target: TensorLike,
+        source_mask: TensorLike | None = None,
+        target_mask: TensorLike | None = None,
+    ) -> Tensor:
         """Logits (batch, T, tgt_vocab_size) of the token that follows each target token.
 
         source_mask (batch, 1, 1, S) says which source tokens are seen, by default all but pad_id; target_mask
@@ -301,13 +314,13 @@ class Transformer(Module):
 
     def loss(
         self,
-        source: Any,
-        target: Any,
-        labels: Any,
+        source: TensorLike,
+        target: TensorLike,
+        labels: TensorLike,
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
         reduction: str = "mean",
-    ) -> Any:
+    ) -> Tensor:
         """Cross-entropy in nats of ``labels``, the tokens that follow those of ``target``, both (batch, T).
 
         The mean over labels other than ignore_index (pad_id if not given), label smoothing included: with smoothing ε
@@ -329,7 +342,7 @@ class Transformer(Module):
             cache.memory = self.encode(source, cache.memory_mask).data
         return cache
 
-    def next_logits(self, target: Any, cache: KVCache) -> Any:
+    def next_logits(self, target: TensorLike, cache: KVCache) -> Tensor:
         """Logits (batch, vocab) of the token after the last of ``target``, which goes on from what the cache holds."""
         if cache.memory is None:
             raise ArgumentError("a cache that knows the source", repr(cache), "make it by model.start(source)")

@@ -8,6 +8,7 @@ from typing import Any
 from minigrad import checkpoint, random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .activation import Dropout
 from .checks import check_sizes
@@ -57,7 +58,7 @@ class SwiGLU(Module):
         self.w2 = Linear(d_ff, d_model, False, **kinds)
         self.w3 = Linear(d_model, d_ff, False, **kinds)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``w2(silu(w1 x) · w3 x)``."""
         return self.w2(checkpoint(self._units, x) if self.recompute else self._units(x))
 
@@ -100,7 +101,7 @@ class FeedForward(Module):
         self.activation = activation
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``w2(dropout(activation(w1 x)))``."""
         activation = self.activation if callable(self.activation) else ACTIVATIONS[self.activation]
         return self.w2(self.dropout(activation(self.w1(x))))

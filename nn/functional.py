@@ -12,24 +12,29 @@ import numpy as np  # noqa: F401 (for the examples)
 from minigrad import random, sigmoid, split, where
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError, ShapeError
-from minigrad.kernels.attention import attention
-from minigrad.kernels.cross_entropy import cross_entropy
-from minigrad.kernels.dropout import drop
-from minigrad.kernels.embedding import embedding
-from minigrad.kernels.gelu import gelu
-from minigrad.kernels.layer_norm import layer_norm
-from minigrad.kernels.linear import linear
-from minigrad.kernels.linear_cross_entropy import linear_cross_entropy
-from minigrad.kernels.qkv_projection import qkv_projection
-from minigrad.kernels.relu import relu
-from minigrad.kernels.rms_norm import rms_norm
-from minigrad.kernels.rope import apply_rope
-from minigrad.kernels.softmax import log_softmax, softmax
-from minigrad.kernels.swiglu import silu, swiglu
-from minigrad.kernels.swiglu_ffn import swiglu_ffn
+from minigrad.kernels.operations import (
+    apply_rope,
+    attention,
+    cross_entropy,
+    drop,
+    embedding,
+    gelu,
+    layer_norm,
+    linear,
+    linear_cross_entropy,
+    log_softmax,
+    qkv_projection,
+    relu,
+    rms_norm,
+    silu,
+    softmax,
+    swiglu,
+    swiglu_ffn,
+)
 from minigrad.messages.arguments import normal_axis
 from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names
+from minigrad.tensor import Operand, X
 from .checks import as_operand, check_probability
 from .losses import binary_cross_entropy_with_logits, huber_loss, kl_div, mse_loss, nll_loss, one_hot
 from .spatial import (
@@ -87,33 +92,33 @@ __getattr__, __dir__ = module_names(globals())
 
 
 @explained
-def glu(x: Any, axis: int = -1) -> Any:
+def glu(x: Operand[X], axis: int = -1) -> X:
     """``a · sigmoid(b)``, a and b the halves of ``x`` along ``axis``.
 
     >>> print(glu(np.array([4.0, 0.0])))
     [2.]
     """
-    x = as_operand(x)
-    if x.shape[normal_axis(axis, x.ndim)] % 2:
+    whole = as_operand(x)
+    if whole.shape[normal_axis(axis, whole.ndim)] % 2:
         hint = "one half is the gate of the other"
-        raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {x.shape}", hint)
-    a, b = split(x, 2, axis)
+        raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {whole.shape}", hint)
+    a, b = split(whole, 2, axis)
     return a * sigmoid(b)
 
 
 @explained
-def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
+def leaky_relu(x: Operand[X], negative_slope: float = 0.01) -> X:
     """``x`` where it is above 0, else ``negative_slope · x``; its derivative at 0 is ``negative_slope``.
 
     >>> print(leaky_relu(np.array([-2.0, 3.0]), 0.5))
     [-1.  3.]
     """
-    x = as_operand(x)
-    return where(x > 0, x, x * negative_slope)
+    array: Any = as_operand(x)
+    return where(array > 0, array, array * negative_slope)
 
 
 @explained
-def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Any = None) -> Any:
+def dropout(x: Operand[X], p: float = 0.5, training: bool = True, generator: Any = None) -> X:
     """Each element 0 with probability ``p``, else multiplied by 1/(1-p); ``x`` itself for p = 0 or outside of training.
 
     generator: a ``numpy.random.Generator`` or a seed, by default that of ``minigrad.random``. One number is drawn from
@@ -122,25 +127,26 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Any = None
     >>> print(dropout(np.ones(4), 0.5, generator=0))
     [2. 2. 0. 2.]
     """
+    given: Any = x
     if check_probability(p) == 0 or not training:
-        return x
-    x = as_operand(x)
-    if not is_floating(x.dtype):
-        raise DTypeError("floating-point numbers to drop from", describe(x), "astype('float32') first")
-    return drop(x, p, int(random.generator(generator).integers(2**63)))
+        return given
+    given = as_operand(given)
+    if not is_floating(given.dtype):
+        raise DTypeError("floating-point numbers to drop from", describe(given), "astype('float32') first")
+    return drop(given, p, int(random.generator(generator).integers(2**63)))
 
 
 @explained
 def scaled_dot_product_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    attn_mask: Any = None,
+    q: Operand[X],
+    k: Operand[X],
+    v: Operand[X],
+    attn_mask: Operand[X] | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
     window: int | None = None,
-) -> Any:
+) -> X:
     """``softmax(q kᵀ · scale + mask) v``: values averaged by how well their keys fit each query.
 
     q (..., heads, L, d), k (..., heads, S, d), v (..., heads, S, d_v) give (..., heads, L, d_v). Leading axes
@@ -160,6 +166,6 @@ def scaled_dot_product_attention(
      [3.8808]]
     """
     seed = int(random.generator().integers(2**63)) if dropout_p else 0
-    q, k, v = (as_operand(x) for x in (q, k, v))
-    attn_mask = None if attn_mask is None else as_operand(attn_mask)
-    return attention(q, k, v, attn_mask, is_causal, scale, dropout_p, seed, window)
+    queries, keys, values = (as_operand(x) for x in (q, k, v))
+    mask = None if attn_mask is None else as_operand(attn_mask)
+    return attention(queries, keys, values, mask, is_causal, scale, dropout_p, seed, window)

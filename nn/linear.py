@@ -6,6 +6,7 @@ from typing import Any
 
 from minigrad.backend import DType
 from minigrad.errors import IndexRangeError
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .checks import as_ids, check_sizes
 from .module import Module, is_plain
@@ -38,7 +39,7 @@ class Linear(Module):
         self.weight = matrix(out_features, in_features, dtype, device, generator)
         self.bias = constant(out_features, 0.0, dtype, device) if bias else None
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``x Wᵀ + b``."""
         return F.linear(x, self.weight, self.bias)
 
@@ -46,7 +47,7 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def head_loss(head: Any, hidden: Any, targets: Any, *options: Any) -> Any:
+def head_loss(head: Any, hidden: TensorLike, targets: TensorLike, *options: Any) -> Tensor:
     """Cross-entropy of ``head(hidden)`` against ``targets``; the options are those of ``F.cross_entropy``.
 
     The logits never exist all at once where the head is a Linear without bias that nothing watches.
@@ -55,8 +56,10 @@ def head_loss(head: Any, hidden: Any, targets: Any, *options: Any) -> Any:
     Tensor(0.6931, made by round)
     """
     if is_plain(head, Linear) and head.bias is None:
-        return F.linear_cross_entropy(hidden, head.weight, targets, *options)
-    return F.cross_entropy(head(hidden), targets, *options)
+        loss: Tensor = F.linear_cross_entropy(hidden, head.weight, targets, *options)
+    else:
+        loss = F.cross_entropy(head(hidden), targets, *options)
+    return loss
 
 
 class Embedding(Module):
@@ -91,7 +94,7 @@ class Embedding(Module):
         if padding_idx is not None:
             self.weight.data[padding_idx] = 0
 
-    def forward(self, ids: Any) -> Any:
+    def forward(self, ids: TensorLike) -> Tensor:
         """The rows of ``ids``."""
         return F.embedding(as_ids(ids, self.weight.device), self.weight, self.padding_idx)
 

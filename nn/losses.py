@@ -15,6 +15,7 @@ from minigrad import Tensor, asarray, clip, exp, log, softplus, take_along_axis,
 from minigrad.backend import accumulator, array_module, array_of, is_on_gpu, to_device_of
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.messages.explain import explained
+from minigrad.tensor import Operand, TensorLike, X
 from .checks import as_operand, check_sizes
 
 
@@ -52,14 +53,14 @@ def _checked(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()
 
 
 @explained
-def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
+def mse_loss(input: Operand[X], target: Operand[X], reduction: str = "mean") -> X:
     """Mean squared error ``(input - target)²``, elementwise, then reduced by "mean", "sum" or "none".
 
     >>> print(mse_loss(np.array([1.0, 3.0]), np.array([1.0, 1.0])))
     2.0
     """
-    input, target = _checked(input, target, reduction)
-    difference = input - target
+    x, t = _checked(input, target, reduction)
+    difference = x - t
     if reduction != "mean" or not difference.size:
         return _reduced(difference * difference, reduction)
     count = difference.size
@@ -69,7 +70,7 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
 
 
 @explained
-def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Any:
+def huber_loss(input: Operand[X], target: Operand[X], reduction: str = "mean", delta: float = 1.0) -> X:
     """``d²/2`` of a difference d of at most delta, ``delta (|d| - delta/2)`` beyond: an outlier pulls no harder.
 
     Elementwise, then reduced by "mean", "sum" or "none". Huber, "Robust estimation of a location parameter" (1964).
@@ -77,18 +78,22 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
     >>> print(huber_loss(np.array([1.0, 4.0]), np.array([0.0, 0.0]), reduction="none"))
     [0.5 3.5]
     """
-    input, target = _checked(input, target, reduction)
+    x, t = _checked(input, target, reduction)
     if isinstance(delta, bool) or not isinstance(delta, int | float | np.number) or not 0 < delta < math.inf:
         raise ArgumentError("delta, a finite number above 0", repr(delta), "1 is usual")
-    difference = input - target
+    difference = x - t
     inner = clip(difference, -delta, delta)
     return _reduced(inner * (difference - inner / 2), reduction)
 
 
 @explained
 def binary_cross_entropy_with_logits(
-    input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
-) -> Any:
+    input: Operand[X],
+    target: Operand[X],
+    weight: Operand[X] | None = None,
+    reduction: str = "mean",
+    pos_weight: Operand[X] | None = None,
+) -> X:
     """``-t log σ(x) - (1 - t) log(1 - σ(x))`` of logits x and probabilities t, elementwise, without overflow.
 
     weight multiplies the losses, pos_weight the first term; both broadcast. reduction: "mean", "sum" or "none".
@@ -96,14 +101,15 @@ def binary_cross_entropy_with_logits(
     >>> print(binary_cross_entropy_with_logits(np.array([0.0]), np.array([1.0])).round(4))
     0.6931
     """
-    input, target = _checked(input, target, reduction)
-    positive = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
-    losses = (1 - target) * input + positive * softplus(-input)
+    x, t = _checked(input, target, reduction)
+    more: Any = pos_weight
+    positive = 1 if more is None else 1 + (more - 1) * t
+    losses = (1 - t) * x + positive * softplus(-x)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
 @explained
-def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Any:
+def kl_div(input: Operand[X], target: Operand[X], reduction: str = "mean", log_target: bool = False) -> X:
     """Kullback-Leibler divergence ``t (log t - x)`` of log-probabilities x from probabilities t, elementwise.
 
     Where t is 0 the loss and its gradients are 0. log_target: the target holds log t. reduction: "batchmean" (the sum
@@ -112,19 +118,19 @@ def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = 
     >>> print(kl_div(np.log(np.array([0.5, 0.5])), np.array([1.0, 0.0]), reduction="sum").round(4))
     0.6931
     """
-    input, target = _checked(input, target, reduction, ("batchmean",))
+    x, t = _checked(input, target, reduction, ("batchmean",))
     if log_target:
-        losses = exp(target) * (target - input)
+        losses = exp(t) * (t - x)
     else:
-        some = target > 0
-        losses = where(some, target * (log(where(some, target, 1)) - where(some, input, 0)), 0)
+        some = t > 0
+        losses = where(some, t * (log(where(some, t, 1)) - where(some, x, 0)), 0)
     if reduction == "batchmean":
         return _mean_over(losses, max(losses.shape[0] if losses.ndim else 1, 1))
     return _reduced(losses, reduction)
 
 
 @explained
-def nll_loss(log_probs: Any, targets: Any, ignore_index: int = -100, reduction: str = "mean") -> Any:
+def nll_loss(log_probs: Operand[X], targets: Operand[X], ignore_index: int = -100, reduction: str = "mean") -> X:
     """Negative log-likelihood ``-log_probs[..., target]`` of class ids, classes on the last axis.
 
     log_probs (..., V), targets integers (...). Targets equal to ignore_index count for nothing: "mean" is over the
@@ -133,14 +139,13 @@ def nll_loss(log_probs: Any, targets: Any, ignore_index: int = -100, reduction: 
     >>> print(nll_loss(np.log(np.array([[0.25, 0.75]])), np.array([1])).round(4))
     0.2877
     """
-    log_probs, targets = as_operand(log_probs), asarray(targets).data
-    _checked(np.broadcast_to(0, log_probs.shape[:-1]), targets, reduction)
-    counted = targets != ignore_index
-    ids = targets * counted if targets.dtype.kind in "iu" else targets
-    _check_classes(ids, log_probs.shape[-1])
-    losses = where(
-        to_device_of(counted, array_of(log_probs)), -take_along_axis(log_probs, ids[..., None], -1)[..., 0], 0
-    )
+    given: Any = targets
+    x, t = as_operand(log_probs), asarray(given).data
+    _checked(np.broadcast_to(0, x.shape[:-1]), t, reduction)
+    counted = t != ignore_index
+    ids = t * counted if t.dtype.kind in "iu" else t
+    _check_classes(ids, x.shape[-1])
+    losses = where(to_device_of(counted, array_of(x)), -take_along_axis(x, ids[..., None], -1)[..., 0], 0)
     return _mean_over(losses, max(int(counted.sum()), 1)) if reduction == "mean" else _reduced(losses, reduction)
 
 
@@ -154,7 +159,7 @@ def _check_classes(ids: Any, classes: float) -> None:
 
 
 @explained
-def one_hot(ids: Any, num_classes: int | None = None) -> Tensor:
+def one_hot(ids: TensorLike, num_classes: int | None = None) -> Tensor:
     """Integers 0 and 1: a row for each id, with a 1 in its place; (...) to (..., num_classes).
 
     num_classes is by default one more than the largest id.

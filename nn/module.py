@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,19 @@ from minigrad.tensor import Handle
 from .parameter import Parameter
 
 M = TypeVar("M", bound="Module")
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+
+class HasForward(Protocol[P, R]):
+    """A module as its call sees it, which takes and gives what ``forward`` does."""
+
+    _pre_hooks: list[Any]
+    _hooks: list[Any]
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the module computes."""
+
 
 # What people type out of habit from torch, and the way here.
 HABITS = {
@@ -58,6 +71,8 @@ class Module:
 
     training: bool
     _buffers: dict[str, bool]  # name -> whether it belongs into the state dict
+    _hooks: list[Any]
+    _pre_hooks: list[Any]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -258,11 +273,11 @@ class Module:
         """What the module computes; subclasses say so."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: HasForward[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         for hook in tuple(self._pre_hooks):
             changed = hook(self, args)
             if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
+                args = changed if isinstance(changed, tuple) else (changed,)  # type: ignore[assignment]
         output = self.forward(*args, **kwargs)
         for hook in tuple(self._hooks):
             changed = hook(self, args, output)

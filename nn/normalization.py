@@ -6,6 +6,7 @@ from typing import Any
 
 from minigrad.backend import DType
 from minigrad.messages.arguments import check_eps
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .checks import check_sizes
 from .module import Module
@@ -37,7 +38,7 @@ class RMSNorm(Module):
         self.normalized_shape, self.eps = _shape(normalized_shape), check_eps(eps)
         self.weight = constant(self.normalized_shape, 1.0, dtype, device)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``x`` normalized."""
         return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
@@ -71,7 +72,7 @@ class LayerNorm(Module):
         self.weight = constant(self.normalized_shape, 1.0, dtype, device) if elementwise_affine else None
         self.bias = constant(self.normalized_shape, 0.0, dtype, device) if elementwise_affine and bias else None
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: TensorLike) -> Tensor:
         """``x`` normalized."""
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array, accumulator, device_of, to_device
+from minigrad.backend import NDArray, accumulator, device_of, to_device
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .activation import Dropout
 from .checks import check_sizes
@@ -40,7 +41,7 @@ class SinusoidalPositionalEncoding(Module):
         self.table[:, 1::2] = np.cos(angles[:, : d_model // 2])
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Any, positions: Any = None) -> Any:
+    def forward(self, x: Tensor, positions: TensorLike | None = None) -> Tensor:
         """``dropout(x + P[positions])``; positions are integers (T,) or (..., T), 0 … T-1 if not given."""
         max_len, d_model = self.table.shape
         if x.ndim < 2 or x.shape[-1] != d_model:
@@ -98,9 +99,9 @@ class RotaryEmbedding(Module):
         self.scaling = None if scaling is None else dict(scaling)
         frequencies = scaled_frequencies(theta ** (-np.arange(0, d_k, 2) / d_k), scaling)
         self.angles = np.arange(max_seq_len)[:, None] * frequencies
-        self._tables: dict[tuple[str, str], tuple[Array, Array]] = {}
+        self._tables: dict[tuple[str, str], tuple[NDArray, NDArray]] = {}
 
-    def forward(self, x: Any, positions: Any = None) -> Any:
+    def forward(self, x: Tensor, positions: TensorLike | None = None) -> Tensor:
         """``x`` (..., T, d_k) turned by its positions: integers (T,), or of x's leading axes; 0 … T-1 if not given."""
         if x.ndim < 2 or x.shape[-1] != self.d_k:
             hint = "features are on the last axis, positions before it"
@@ -108,13 +109,15 @@ class RotaryEmbedding(Module):
         device = device_of(asarray(x).data)
         place = checked_positions(positions, x.shape[-2], device, "max_seq_len", self.max_seq_len)
         cos, sin = self.tables(accumulator(x.dtype), device)
-        return F.apply_rope(x, cos[place], sin[place], self.layout)
+        turned: Tensor = F.apply_rope(x, cos[place], sin[place], self.layout)
+        return turned
 
-    def tables(self, dtype: Any, device: str) -> tuple[Array, Array]:
+    def tables(self, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
         """Cosines and sines (max_seq_len, d_k/2) of all angles, made at the first call for a dtype and device."""
         key = (dtype.name, device)
         if key not in self._tables:
-            self._tables[key] = tuple(asarray(f(self.angles), dtype, device).data for f in (np.cos, np.sin))
+            cos, sin = (asarray(f(self.angles), dtype, device).data for f in (np.cos, np.sin))
+            self._tables[key] = cos, sin
         return self._tables[key]
 
     def extra_repr(self) -> str:
@@ -130,7 +133,8 @@ def checked_positions(positions: Any, length: int, device: str, name: str, limit
     """
     positions = range(length) if positions is None else positions
     if isinstance(positions, range) and positions.step == 1:
-        place, count = slice(positions.start, positions.stop), len(positions)
+        place: Any = slice(positions.start, positions.stop)
+        count = len(positions)
         first, last = positions.start, positions.stop - 1
     else:
         place = asarray(positions).data

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import Tensor, sqrt
-from minigrad.backend import array_of
+from minigrad import sqrt
+from minigrad.backend import Array, Shape, array_of
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.kernels.batch_norm import normalize_batch
 from minigrad.kernels.convolution import convolution, transposed_convolution
@@ -20,6 +20,7 @@ from minigrad.kernels.pooling import avg_pool, max_pool
 from minigrad.messages.arguments import check_eps
 from minigrad.messages.explain import explained
 from minigrad.ops import spread_out
+from minigrad.tensor import Operand, Tensor, X
 from .checks import as_operand, check_probability, check_sizes
 
 # ---- convolutions ---------------------------------------------------------------------------------------------------
@@ -61,14 +62,14 @@ def paddings(padding: Any, kernel: tuple[int, ...], stride: Any, dilation: Any) 
 
 @explained
 def conv1d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    x: Operand[X],
+    weight: Operand[X],
+    bias: Operand[X] | None = None,
+    stride: Shape = 1,
+    padding: Shape | str = 0,
+    dilation: Shape = 1,
     groups: int = 1,
-) -> Any:
+) -> X:
     """Cross-correlation along one axis: x (N, C, L) with kernels (O, C / groups, K) to (N, O, L').
 
     L' is ``(L + 2 · padding - dilation · (K - 1) - 1) // stride + 1``; padding is of zeros, a number, "same" or
@@ -82,14 +83,14 @@ def conv1d(
 
 @explained
 def conv2d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    x: Operand[X],
+    weight: Operand[X],
+    bias: Operand[X] | None = None,
+    stride: Shape = 1,
+    padding: Shape | str = 0,
+    dilation: Shape = 1,
     groups: int = 1,
-) -> Any:
+) -> X:
     """Cross-correlation along two axes: x (N, C, H, W) with kernels (O, C / groups, K, K') to (N, O, H', W').
 
     Lengths and arguments are those of :func:`conv1d`, each a number or a pair.
@@ -108,15 +109,15 @@ def _transposed(axes: int, x: Any, weight: Any, bias: Any, *options: Any) -> Any
 
 @explained
 def conv_transpose1d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    x: Operand[X],
+    weight: Operand[X],
+    bias: Operand[X] | None = None,
+    stride: Shape = 1,
+    padding: Shape = 0,
+    output_padding: Shape = 0,
     groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
+    dilation: Shape = 1,
+) -> X:
     """The transpose of :func:`conv1d` as a linear map: x (N, C, L) with kernels (C, O / groups, K) to (N, O, L').
 
     L' is ``(L - 1) · stride - 2 · padding + dilation · (K - 1) + output_padding + 1``.
@@ -129,15 +130,15 @@ def conv_transpose1d(
 
 @explained
 def conv_transpose2d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    x: Operand[X],
+    weight: Operand[X],
+    bias: Operand[X] | None = None,
+    stride: Shape = 1,
+    padding: Shape = 0,
+    output_padding: Shape = 0,
     groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
+    dilation: Shape = 1,
+) -> X:
     """The transpose of :func:`conv2d` as a linear map: x (N, C, H, W), kernels (C, O / groups, K, K').
 
     >>> conv_transpose2d(np.ones((1, 2, 3, 3)), np.ones((2, 4, 2, 2)), stride=2).shape
@@ -151,8 +152,13 @@ def conv_transpose2d(
 
 @explained
 def max_pool1d(
-    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> Any:
+    x: Operand[X],
+    kernel_size: Shape,
+    stride: Shape | None = None,
+    padding: Shape = 0,
+    dilation: Shape = 1,
+    ceil_mode: bool = False,
+) -> X:
     """The largest of each window along one axis, (N, C, L) to (N, C, L'); stride is kernel_size by default.
 
     With ceil_mode a last window may end behind the padding. Of equal elements the first takes the gradient.
@@ -165,8 +171,13 @@ def max_pool1d(
 
 @explained
 def max_pool2d(
-    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> Any:
+    x: Operand[X],
+    kernel_size: Shape,
+    stride: Shape | None = None,
+    padding: Shape = 0,
+    dilation: Shape = 1,
+    ceil_mode: bool = False,
+) -> X:
     """The largest of each window along two axes: :func:`max_pool1d` with numbers or pairs.
 
     >>> print(max_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2))
@@ -183,13 +194,13 @@ def _largest(axes: int, x: Any, kernel_size: Any, stride: Any, padding: Any, dil
 
 @explained
 def avg_pool1d(
-    x: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    x: Operand[X],
+    kernel_size: Shape,
+    stride: Shape | None = None,
+    padding: Shape = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-) -> Any:
+) -> X:
     """The mean of each window along one axis, (N, C, L) to (N, C, L'); stride is kernel_size by default.
 
     Padding is of zeros, which count unless count_include_pad is False. With ceil_mode a last window may end behind the
@@ -203,13 +214,13 @@ def avg_pool1d(
 
 @explained
 def avg_pool2d(
-    x: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    x: Operand[X],
+    kernel_size: Shape,
+    stride: Shape | None = None,
+    padding: Shape = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-) -> Any:
+) -> X:
     """The mean of each window along two axes: :func:`avg_pool1d` with numbers or pairs.
 
     >>> print(avg_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2))
@@ -231,15 +242,15 @@ def _average(
 
 @explained
 def batch_norm(
-    x: Any,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: Operand[X],
+    running_mean: Tensor | Array | None,
+    running_var: Tensor | Array | None,
+    weight: Operand[X] | None = None,
+    bias: Operand[X] | None = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Any:
+) -> X:
     """``(x - mean) / √(var + eps) · weight + bias`` for each channel of x (N, C, …).
 
     In training, and without running statistics, mean and variance are those of the batch. Then running_mean and
@@ -251,14 +262,16 @@ def batch_norm(
     [[-1.  1.]] [0.2] [1.1]
     """
     check_eps(eps)
-    x, weight, bias = as_operand(x), *(None if p is None else as_operand(p) for p in (weight, bias))
+    array: Any = as_operand(x)
+    scale, offset = (None if p is None else as_operand(p) for p in (weight, bias))
     if not training and running_mean is not None:
-        return _by_statistics(x, running_mean, running_var, weight, bias, eps)
-    count = x.size // max(x.shape[1], 1) if np.ndim(x) > 1 else 0
+        return _by_statistics(array, running_mean, running_var, scale, offset, eps)
+    count = array.size // max(array.shape[1], 1) if np.ndim(array) > 1 else 0
     if training and count == 1:
         hint = "a larger batch, or eval()"
-        raise ShapeError("more than one number for each channel in training", f"shape {x.shape}", hint)
-    y, mean, var = normalize_batch(x, weight, bias, eps)
+        raise ShapeError("more than one number for each channel in training", f"shape {array.shape}", hint)
+    y: Any
+    y, mean, var = normalize_batch(array, scale, offset, eps)
     if running_mean is not None:
         share = check_probability(momentum)
         _move(running_mean, array_of(mean), share)
@@ -286,7 +299,13 @@ def _move(running: Any, value: Any, share: float) -> None:
 
 
 @explained
-def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def group_norm(
+    x: Operand[X],
+    num_groups: int,
+    weight: Operand[X] | None = None,
+    bias: Operand[X] | None = None,
+    eps: float = 1e-5,
+) -> X:
     """Mean 0 and variance 1 for each group of channels of each example of x (N, C, …), then ``· weight + bias`` (C,).
 
     Wu and He, "Group Normalization" (2018).
@@ -294,13 +313,13 @@ def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, ep
     >>> print(group_norm(np.array([[1.0, 3.0, 0.0, 4.0]]), 2).round(3))
     [[-1.  1. -1.  1.]]
     """
-    x = as_operand(x)
+    rows: Any = as_operand(x)
     check_sizes(num_groups=num_groups)
-    if np.ndim(x) < 2 or x.shape[1] % num_groups:
+    if np.ndim(rows) < 2 or rows.shape[1] % num_groups:
         hint = "each group has as many channels"
-        raise ShapeError(f"x (N, C, …), C a multiple of num_groups={num_groups}", f"shape {np.shape(x)}", hint)
-    rest = x.size // max(1, len(x) * num_groups)
-    y = layer_norm(x.reshape(len(x), num_groups, rest), (rest,), eps=eps).reshape(x.shape)
-    channels = (-1, *[1] * (np.ndim(x) - 2))
+        raise ShapeError(f"x (N, C, …), C a multiple of num_groups={num_groups}", f"shape {np.shape(rows)}", hint)
+    rest = rows.size // max(1, len(rows) * num_groups)
+    y: Any = layer_norm(rows.reshape(len(rows), num_groups, rest), (rest,), eps=eps).reshape(rows.shape)
+    channels = (-1, *[1] * (np.ndim(rows) - 2))
     y = y if weight is None else y * as_operand(weight).reshape(channels)
     return y if bias is None else y + as_operand(bias).reshape(channels)

@@ -10,6 +10,7 @@ from typing import Any
 from minigrad import no_grad, random
 from minigrad.backend import DType
 from minigrad.errors import ShapeError
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .activation import Dropout
 from .attention import MultiHeadAttention, check_sequences, head_sizes
@@ -63,16 +64,21 @@ class TransformerBlock(Module):
 
     def forward(
         self,
-        x: Any,
+        x: Tensor,
         *,
-        attn_mask: Any = None,
+        attn_mask: TensorLike | None = None,
         is_causal: bool = True,
-        positions: Any = None,
+        positions: TensorLike | None = None,
         cache: KVCache | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """The block applied to ``x`` (..., T, d_model); the other arguments are those of MultiHeadAttention."""
         check_sequences(x)
-        options = {"attn_mask": attn_mask, "is_causal": is_causal, "positions": positions, "cache": cache}
+        options: dict[str, Any] = {
+            "attn_mask": attn_mask,
+            "is_causal": is_causal,
+            "positions": positions,
+            "cache": cache,
+        }
         if self._is_unwatched(x):
             return self._fused(x, options)
         x = x + self.dropout(self.attn(self.ln1(x), **options))
@@ -89,7 +95,7 @@ class TransformerBlock(Module):
             for norm in (self.ln1, self.ln2)
         )
 
-    def _fused(self, x: Any, options: dict[str, Any]) -> Any:
+    def _fused(self, x: Tensor, options: dict[str, Any]) -> Tensor:
         """The block in fewer operations: products normalise the rows that they read, and keep fewer arrays."""
         attn, ffn = self.attn, self.ffn
         weights = attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight
@@ -165,7 +171,7 @@ class TransformerLM(Module):
         if tie_embeddings:
             self.lm_head.weight = self.token_embeddings.weight
 
-    def hidden(self, tokens: Any, cache: KVCache | None = None) -> Any:
+    def hidden(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
         """The input of the head: the normalized output (batch, sequence, d_model) of the last block.
 
         With a cache, tokens go on from those that it holds, and no graph is recorded.
@@ -191,24 +197,24 @@ class TransformerLM(Module):
                 cache.advance(tokens.shape[-1])
             return self.ln_final(x)
 
-    def forward(self, tokens: Any, cache: KVCache | None = None) -> Any:
+    def forward(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
         """Logits (batch, sequence, vocab) of the token that follows each token, given those before it."""
         with unrecorded(cache):
             return self.lm_head(self.hidden(tokens, cache))
 
-    def next_logits(self, tokens: Any, cache: KVCache | None = None) -> Any:
+    def next_logits(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
         """Logits (batch, vocab) of the token that follows the last one: the others aren't computed."""
         with unrecorded(cache):
             return self.lm_head(self.hidden(tokens, cache)[..., -1, :])
 
     def loss(
         self,
-        tokens: Any,
-        targets: Any,
+        tokens: TensorLike,
+        targets: TensorLike,
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         reduction: str = "mean",
-    ) -> Any:
+    ) -> Tensor:
         """Cross-entropy in nats of ``targets``, the tokens that follow ``tokens``, both (batch, sequence).
 
         The mean over targets other than ignore_index. The same as ``F.cross_entropy(model(tokens), targets, …)``, but

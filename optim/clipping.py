@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module
+from minigrad.backend import Array, NDArray, accumulator, array_module
 from minigrad.errors import ArgumentError, NonFiniteError
 from minigrad.machine import parallel
 from minigrad.messages.explain import explained
@@ -18,7 +18,7 @@ from .tiles import as_rows, map_tiles
 
 
 @explained
-def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_nonfinite: bool = False) -> Array:
+def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_nonfinite: bool = False) -> NDArray:
     """Scale all gradients by min(1, max_norm / (norm + 1e-6)), in place, and return the norm that they had before.
 
     norm = √(Σ g²) over every entry of every gradient, in at least float32; squares that would overflow or vanish there

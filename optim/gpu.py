@@ -27,7 +27,7 @@ def _chunks(xp: Any, device: int, sizes: tuple[int, ...]) -> Array:
     return xp.asarray(np.array([(i, start) for i, n in enumerate(sizes) for start in range(0, n, CHUNK)], np.int64))
 
 
-def _launch(name: str, columns: dict[str, Sequence[Array]], *args: Any, steps: Sequence[int] = (), **made: Any) -> Any:
+def _launch(name: str, columns: dict[str, Sequence[Any]], *args: Any, steps: Sequence[int] = (), **made: Any) -> Any:
     """Launch a kernel over the arrays of ``columns``, which go into a table of pointers. Gives ``made`` its blocks."""
     arrays = next(iter(columns.values()))
     xp, sizes = array_module(*arrays), tuple(int(a.size) for a in arrays)

@@ -140,7 +140,7 @@ def _checked_ids(path: Path, tokenizer: Tokenizer) -> tuple[Ids, str]:
         if wrong.size:
             got = f"{path} with id {chunk[wrong[0]]} at position {start + wrong[0]}"
             raise IndexRangeError(f"ids from 0 to {size - 1}", got, OF_IDS)
-        digest.update(chunk)
+        digest.update(chunk.data)
     return ids, digest.hexdigest()
 
 

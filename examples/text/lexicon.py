@@ -8,7 +8,7 @@ lemma keeps families of words together as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -271,6 +271,6 @@ def bootstrapped(counts: NDArray[Any], families: Sequence[str] | None = None, re
     random, drawn = np.random.default_rng(0), np.zeros((resamples, counts.shape[1]))
     for row in drawn:
         row[:] = totals[random.integers(len(totals), size=len(totals))].sum(0)
-    ratio = lambda sums: sums[..., 0::2] / np.maximum(sums[..., 1::2], 1)
+    ratio: Callable[[Any], Any] = lambda sums: sums[..., 0::2] / np.maximum(sums[..., 1::2], 1)
     limits = np.percentile(ratio(drawn), [2.5, 97.5], axis=0).T
     return [Rate(float(value), *map(float, ends)) for value, ends in zip(ratio(totals.sum(0)), limits, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -219,7 +219,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> Ids:
 
 def tokenizer_from_json(form: dict[str, Any]) -> Tokenizer:
     """The tokenizer that a checkpoint describes."""
-    makers = {
+    makers: dict[str, Callable[[], Tokenizer]] = {
         "byte": lambda: ByteTokenizer(),
         "char": lambda: CharTokenizer(form["characters"]),
         "bpe": lambda: BpeTokenizer(form["tokenizer"]),

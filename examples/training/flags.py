@@ -336,7 +336,7 @@ def merge(
     each other.
     """
     fields = dataclasses.fields(config_class)
-    before = {field.name: field.default for field in fields}
+    before: dict[str, Any] = {field.name: field.default for field in fields}
     if stored is not None:
         kept = [field.name for field in fields if field.metadata["on_resume"] != "transient"]
         before |= {name: stored[name] for name in kept if name in stored}

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -53,15 +53,17 @@ from training.checkpoint import (
     tidy,
 )
 from training.console import StopSignals, Throughput, warn
-from training.flags import AnyFlags, FlagErrors, RunFlags, how_to_install, merge, parse, raise_any
+from training.flags import FlagErrors, RunFlags, how_to_install, merge, parse, raise_any
 
 METRICS = "metrics.jsonl"
 RUNS = "runs"  # where a run without --out-dir gets its folder
 
+AnyRunFlags = TypeVar("AnyRunFlags", bound=RunFlags)
+
 
 def open_run(
-    config_class: type[AnyFlags], argv: Sequence[str] | None, program: str, description: str | None
-) -> tuple[AnyFlags, Run]:
+    config_class: type[AnyRunFlags], argv: Sequence[str] | None, program: str, description: str | None
+) -> tuple[AnyRunFlags, Run]:
     """Read the flags, find the checkpoint to continue from, if any, and check both; nothing is written yet."""
     given, problems = parse(config_class, argv, program, description)
     if given.get("device") == "auto":

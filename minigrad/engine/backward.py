@@ -9,7 +9,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from minigrad.engine.recording import enable_grad, in_precision, no_grad, scaled
 from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe, explained
+
+if TYPE_CHECKING:
+    from minigrad.tensor import Tensor
 
 
 class Pass:
@@ -215,13 +218,13 @@ def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None
 
 @explained
 def grad(
-    outputs: Any,
-    inputs: Any,
+    outputs: Tensor | Iterable[Tensor],
+    inputs: Tensor | Iterable[Tensor],
     grad_outputs: Any = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     allow_unused: bool = False,
-) -> tuple[Any, ...]:
+) -> tuple[Tensor, ...]:
     """Gradients of ``outputs`` with respect to ``inputs``, as a tuple of Tensors; no leaf's ``.grad`` changes.
 
     inputs may be leaves or results. With ``create_graph`` the gradients are recorded and can be differentiated again.
@@ -244,8 +247,7 @@ def grad(
             got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
             raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
-    start = _wrapped if create_graph else array_of
-    roots = [(out.node or out, start(seed)) for out, seed in zip(outputs, seeds, strict=True)]
+    roots = [(o.node or o, _wrapped(g) if create_graph else array_of(g)) for o, g in zip(outputs, seeds, strict=True)]
     edges = [tensor.node or tensor for tensor in inputs]
     work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
     with enable_grad() if create_graph else no_grad(), in_precision(None):
@@ -254,7 +256,7 @@ def grad(
     if missing and not allow_unused:
         raise GraphError("outputs made from every input", f"no path to input {missing[0]}", "or pass allow_unused=True")
     found = [work.found.get(edge) for edge in edges]
-    return tuple(None if g is None else _wrapped(g if create_graph else array_module(g).array(g)) for g in found)
+    return tuple(None if g is None else _wrapped(g if create_graph else array_module(g).array(g)) for g in found)  # type: ignore[misc]
 
 
 def _listed(value: Any) -> list[Any]:

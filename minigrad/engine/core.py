@@ -30,17 +30,15 @@ import inspect
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from minigrad.backend import cast_narrow, is_floating
 from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_legal, make_plan, residual_names
-from minigrad.engine.recording import mode
+from minigrad.engine.recording import F, mode
 from minigrad.engine.registry import Operation, P, register
 from minigrad.errors import CallError, GraphError
 from minigrad.messages.arguments import as_list, as_operand
 from minigrad.messages.explain import FOREIGN, boundary, told, wrong_call
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it

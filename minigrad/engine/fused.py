@@ -13,9 +13,9 @@ import numpy as np
 from minigrad.backend import array_module, array_of
 from minigrad.engine import core
 from minigrad.engine.backward import grad
-from minigrad.engine.core import F, Node, Primitive
+from minigrad.engine.core import Node, Primitive
 from minigrad.engine.plan import Plan
-from minigrad.engine.recording import enable_grad, mode
+from minigrad.engine.recording import F, enable_grad, mode
 from minigrad.engine.registry import P, register
 
 Kernel: TypeAlias = Callable[..., Any]

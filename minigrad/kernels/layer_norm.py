@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, cast_to
+from minigrad.backend import Array, Shape, accumulator, cast_to
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.kernels.normed_rows import inverse_rms, within_range
@@ -15,7 +15,7 @@ from minigrad.machine.parallel import scratch
 from minigrad.ops import astype, mean, sqrt
 
 
-def _torch(t: Any, x: Any, normalized_shape: Any = None, *rest: Any, **named: Any) -> Any:
+def _torch(t: Any, x: Any, normalized_shape: Shape | None = None, *rest: Any, **named: Any) -> Any:
     return t.nn.functional.layer_norm(x, normalized_shape or x.shape[-1:], *rest, **named)
 
 
@@ -24,7 +24,11 @@ _samples = [sample((2, 3)), sample((2, 3, 4), [3, 4], (3, 4), (3, 4)), sample((3
 
 @fused(precision="wide", torch=_torch, numpy=False, samples=_samples)
 def layer_norm(
-    x: Array, normalized_shape: Any = None, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5
+    x: Array,
+    normalized_shape: Shape | None = None,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
 ) -> Array:
     """Shift and scale each row to mean 0 and variance 1: ``y = (x - mean) / √(var + eps) · weight + bias``.
 

@@ -88,14 +88,13 @@ def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: A
     With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r.
     """
     limit = LIMIT[x.itemsize]
-    if (
-        not 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit
-    ):  # its cube, or g x, may overflow
-        scale = power_of_two(inverse)
-        share = normalize_backward(g, x * scale[:, None], weight, inverse / scale, out)
-        if out is not None:
-            out *= scale[:, None]
-        return share
+    if not 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit:
+        scale = power_of_two(inverse)  # the cube, or g x, may overflow
+        if (scale != 1).any():  # else they are 0 or no numbers, which stay
+            share = normalize_backward(g, x * scale[:, None], weight, inverse / scale, out)
+            if out is not None:
+                out *= scale[:, None]
+            return share
     gx = np.multiply(g, x, out=scratch(x.shape, x.dtype, "more rows"))
     share = inverse @ gx
     if out is not None:

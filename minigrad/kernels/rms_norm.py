@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, cast_to
+from minigrad.backend import Array, Shape, accumulator, cast_to
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.kernels.normed_rows import inverse_rms, normalize, normalize_backward, within_range
@@ -14,7 +14,7 @@ from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over
 from minigrad.ops import astype, mean, sqrt
 
 
-def _torch(t: Any, x: Any, normalized_shape: Any = None, weight: Any = None, eps: float = 1e-5) -> Any:
+def _torch(t: Any, x: Any, normalized_shape: Shape | None = None, weight: Any = None, eps: float = 1e-5) -> Any:
     return t.nn.functional.rms_norm(x, normalized_shape or x.shape[-1:], weight, eps)
 
 
@@ -24,7 +24,7 @@ def _torch(t: Any, x: Any, normalized_shape: Any = None, weight: Any = None, eps
     numpy=False,
     samples=[sample((2, 3)), sample((2, 3, 4), [3, 4], (3, 4)), sample((3, 5), None, (5,), 0.1)],
 )
-def rms_norm(x: Array, normalized_shape: Any = None, weight: Array | None = None, eps: float = 1e-5) -> Array:
+def rms_norm(x: Array, normalized_shape: Shape | None = None, weight: Array | None = None, eps: float = 1e-5) -> Array:
     """Divide each row by its root mean square: ``y = x / √(mean(x²) + eps) · weight``.
 
     x is (..., *normalized_shape). normalized_shape is an int or a tuple, by default the shape of the weight, else the

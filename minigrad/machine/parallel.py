@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import threadpoolctl
 
-from minigrad.backend import Array, DType
+from minigrad.backend import Array
 from minigrad.errors import ArgumentError
 from minigrad.messages.arguments import as_int
 
@@ -133,7 +133,7 @@ class _Region:
             _mine.inside = False
 
 
-def scratch(shape: tuple[int, ...], dtype: DType, key: str) -> Array:
+def scratch(shape: tuple[int, ...], dtype: Any, key: str) -> Array:
     """A buffer of this thread, its content undefined, which the next call with the same key uses again.
 
     >>> a = scratch((2, 3), np.float32, "example")

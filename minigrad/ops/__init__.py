@@ -1,5 +1,9 @@
-"""The operations: tables of functions on arrays, each followed by its derivatives."""
+"""The operations: tables of functions on arrays, each followed by its derivatives.
 
+``__init__.pyi`` has their signatures as a caller sees them; ``python tests/support/signatures.py`` writes it.
+"""
+
+from minigrad.ops import elementwise, index, linalg, piecewise, reduce, running, shape, windows
 from minigrad.ops.elementwise import *
 from minigrad.ops.index import *
 from minigrad.ops.index import placed as placed
@@ -14,3 +18,7 @@ from minigrad.ops.shape import *
 from minigrad.ops.windows import *
 from minigrad.ops.windows import add_windows as add_windows
 from minigrad.ops.windows import spread_out as spread_out
+
+__all__ = [
+    name for table in (elementwise, index, linalg, piecewise, reduce, running, shape, windows) for name in table.__all__
+]

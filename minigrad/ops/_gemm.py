@@ -97,12 +97,12 @@ def product(x: Array, y: Array) -> Array:
 class _Call(NamedTuple):
     """A product as cuBLAS takes it. Its matrices lie column by column: there, C = xyᵀ = yᵀ xᵀ."""
 
-    x: Array
-    y: Array
+    x: Any  # arrays of CuPy
+    y: Any
     layouts: tuple[tuple[int, int], tuple[int, int]]  # of y and x: whether it is transposed, and its leading dimension
     axes: list[tuple[int, ...]]  # size, and steps of x, y and the result; the first is the batch of a call
 
-    def run(self, gemm: Callable[..., None], kind: Kind, out: Array) -> None:
+    def run(self, gemm: Callable[..., None], kind: Kind, out: Any) -> None:
         """Write the product to ``out``, in a call for each index of all axes but the first."""
         (op_y, ld_y), (op_x, ld_x) = self.layouts
         (batch, step_x, step_y, step_out), *others = self.axes

@@ -7,11 +7,10 @@ At kinks the rules follow ``docs/kinks.md``.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, is_bfloat16, is_half
+from minigrad.backend import Array, ArrayLike, array_module, array_of, is_bfloat16, is_half
 from minigrad.engine.core import Primitive, elementwise
 from minigrad.engine.registry import composite, sample
 from minigrad.ops._erf import erf as _erf
@@ -90,7 +89,7 @@ def reciprocal(x: Array) -> Array:
 
 
 @composite(samples=[sample((2, 3), (2, 3), 0.3), sample((2, 3), (3,), (2, 1))])
-def lerp(start: Array, end: Array, weight: Any) -> Array:
+def lerp(start: Array, end: Array, weight: ArrayLike) -> Array:
     """``start + weight · (end - start)``.
 
     >>> print(float(lerp(1.0, 3.0, 0.5)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, is_array, is_half, is_on_gpu, to_device_of
+from minigrad.backend import Array, ArrayLike, array_module, array_of, is_array, is_half, is_on_gpu, to_device_of
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
@@ -130,7 +130,7 @@ add_at.defvjp(lambda g, index: getitem(g, index))
         sample((4, 3), indices=-1, axis=0),
     ]
 )
-def take(x: Array, indices: Any, axis: int | None = None) -> Array:
+def take(x: Array, indices: ArrayLike, axis: int | None = None) -> Array:
     """``x`` at ``indices`` along ``axis`` (flattened for None); repeated places add their gradients up.
 
     >>> print(take(np.array([1.0, 2.0, 3.0]), [2, 0]))
@@ -138,11 +138,11 @@ def take(x: Array, indices: Any, axis: int | None = None) -> Array:
     """
     if axis is None or x.ndim == 0:
         x, axis = ravel(x), axis or 0
-    indices = as_operand(plain_index(indices), "indices of take")
-    if np.result_type(indices).kind not in "iu":
-        raise DTypeError("integer indices", describe(indices), "a boolean mask goes in x[mask]")
+    chosen = as_operand(plain_index(indices), "indices of take")
+    if np.result_type(chosen).kind not in "iu":
+        raise DTypeError("integer indices", describe(chosen), "a boolean mask goes in x[mask]")
     axis = normal_axis(axis, x.ndim)
-    return getitem(x, along(axis, x.ndim, indices) if axis else indices)
+    return getitem(x, along(axis, x.ndim, chosen) if axis else chosen)
 
 
 # ---- indices along one axis, one for each element of the result -----------------------------------------------------

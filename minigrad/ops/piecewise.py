@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, to_device
+from minigrad.backend import Array, ArrayLike, DType, array_module, array_of, to_device
 from minigrad.engine.core import elementwise, primitive
 from minigrad.engine.registry import composite, sample
 
@@ -177,7 +177,7 @@ clip_to_numbers.defvjp(_inside)
 @composite(
     samples=[sample((3, 4), min=-1, max=1), sample((3, 4), min=0.5), sample((4,), (3, 4), (4,))], kinks=(-1, 0.5, 1)
 )
-def clip(x: Array, min: Any = None, max: Any = None) -> Array:
+def clip(x: Array, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Array:
     """Each element moved into [min, max].
 
     At bounds that are numbers the whole gradient passes; bounds that are arrays or Tensors share it at a tie, as
@@ -193,7 +193,7 @@ def clip(x: Array, min: Any = None, max: Any = None) -> Array:
 
 
 @composite(samples=[sample((2, 3), mask=np.array([[True, False, True]]), value=-1.0)])
-def masked_fill(x: Array, mask: Array, value: Any) -> Array:
+def masked_fill(x: Array, mask: Array, value: ArrayLike) -> Array:
     """``value`` where the mask is True, ``x`` elsewhere.
 
     >>> print(masked_fill(np.array([1.0, 2.0]), np.array([True, False]), 0.0))
@@ -297,7 +297,7 @@ remainder.defvjp(lambda g: g, lambda g, x, y, out: -g * _quotient(x, y, out))
 
 
 @primitive(samples=[sample((2, 3), dtype=np.dtype(np.float64))])
-def astype(x: Array, dtype: Any) -> Array:
+def astype(x: Array, dtype: DType) -> Array:
     """``x`` in another dtype; the gradient comes back in the dtype of ``x``.
 
     >>> print(astype(np.array([1.7]), np.int64))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, accumulator, array_module, array_of, cast_to, is_half, is_on_gpu
+from minigrad.backend import Array, ArrayLike, Axes, accumulator, array_module, array_of, cast_to, is_half, is_on_gpu
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError
@@ -440,7 +440,9 @@ min.defvjp(_shared_by_ties)
 
 
 @composite(samples=_extreme[:3])
-def amax(x: Array, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Array:
+def amax(
+    x: Array, axis: Axes = None, keepdims: bool = False, where: ArrayLike | None = None, initial: float | None = None
+) -> Array:
     """The same as ``max``.
 
     >>> print(float(amax(np.array([1.0, 3.0]))))
@@ -450,7 +452,9 @@ def amax(x: Array, axis: Axes = None, keepdims: bool = False, where: Any = None,
 
 
 @composite(samples=_extreme[:3])
-def amin(x: Array, axis: Axes = None, keepdims: bool = False, where: Any = None, initial: Any = None) -> Array:
+def amin(
+    x: Array, axis: Axes = None, keepdims: bool = False, where: ArrayLike | None = None, initial: float | None = None
+) -> Array:
     """The same as ``min``.
 
     >>> print(float(amin(np.array([1.0, 3.0]))))

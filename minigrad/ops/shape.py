@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, array_module
+from minigrad.backend import Array, ArrayLike, Axes, Shape, array_module
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
@@ -32,7 +32,7 @@ __all__ = [
 
 
 @primitive(view=True, samples=[sample((2, 3), shape=(3, 2)), sample((2, 6), shape=(-1, 2, 3)), sample((), shape=(1,))])
-def reshape(x: Array, shape: Any) -> Array:
+def reshape(x: Array, shape: Shape) -> Array:
     """The elements of ``x`` in row order in a new shape, of which one length may be -1 (whatever fits).
 
     >>> print(reshape(np.arange(4), (2, 2)))
@@ -46,7 +46,7 @@ def reshape(x: Array, shape: Any) -> Array:
     view=True,
     samples=[sample((2, 3)), sample((2, 3, 4), axes=(2, 0, 1)), sample((2, 3, 4), axes=(-1, 0, 1))],
 )
-def transpose(x: Array, axes: Any = None) -> Array:
+def transpose(x: Array, axes: Sequence[int] | None = None) -> Array:
     """``x`` with its axes in the order ``axes``, by default reversed.
 
     >>> print(transpose(np.array([[1, 2], [3, 4]])))
@@ -66,7 +66,7 @@ def _transpose_back(g: Array, axes: Any) -> Array:
 
 
 @primitive(view=True, samples=[sample((3, 1), shape=(2, 3, 4)), sample((), shape=(2,))])
-def broadcast_to(x: Array, shape: Any) -> Array:
+def broadcast_to(x: Array, shape: Shape) -> Array:
     """``x`` repeated along new axes and axes of length 1 until it has ``shape``, as a read-only view.
 
     >>> print(broadcast_to(np.array([1, 2]), (2, 2)))
@@ -125,7 +125,7 @@ def ravel(x: Array) -> Array:
 
 
 @composite(samples=[sample((2, 3, 4), axes=(2, 0, 1))])
-def permute_dims(x: Array, axes: Any) -> Array:
+def permute_dims(x: Array, axes: Sequence[int]) -> Array:
     """``x`` with its axes in the order ``axes``: ``transpose`` by its name in the array API standard.
 
     >>> permute_dims(np.ones((2, 3)), (1, 0)).shape
@@ -148,7 +148,7 @@ def swapaxes(x: Array, axis1: int, axis2: int) -> Array:
 
 
 @composite(samples=[sample((2, 3, 4), source=0, destination=-1), sample((2, 3, 4), source=(0, 1), destination=(2, 0))])
-def moveaxis(x: Array, source: Any, destination: Any) -> Array:
+def moveaxis(x: Array, source: Shape, destination: Shape) -> Array:
     """``x`` with the axes ``source`` moved to the places ``destination``, the others in their order.
 
     >>> moveaxis(np.ones((2, 3, 4)), 0, -1).shape
@@ -282,7 +282,7 @@ def _pieces(count: Any) -> int:
 
 
 @composite(samples=[sample((2, 3), reps=2), sample((2, 3), reps=(2, 1, 2)), sample((3,), reps=(2, 2))])
-def tile(x: Array, reps: Any) -> Array:
+def tile(x: Array, reps: Shape) -> Array:
     """Copies of the whole of ``x`` side by side, ``reps`` of them along each axis.
 
     >>> print(tile(np.array([1, 2]), 2))
@@ -301,7 +301,7 @@ def tile(x: Array, reps: Any) -> Array:
 @composite(
     samples=[sample((2, 3), repeats=2), sample((2, 3), repeats=2, axis=1), sample((2, 3), repeats=[1, 0, 3], axis=1)]
 )
-def repeat(x: Array, repeats: Any, axis: int | None = None) -> Array:
+def repeat(x: Array, repeats: ArrayLike, axis: int | None = None) -> Array:
     """Each element ``repeats`` times in place, along ``axis`` or flattened. (torch's ``repeat`` is ``tile``.)
 
     >>> print(repeat(np.array([1, 2]), 2))
@@ -317,7 +317,7 @@ def repeat(x: Array, repeats: Any, axis: int | None = None) -> Array:
 @composite(
     samples=[sample((2, 3), shift=1, axis=1), sample((2, 3), shift=(1, -1), axis=(0, 1)), sample((2, 3), shift=2)]
 )
-def roll(x: Array, shift: Any, axis: Axes = None) -> Array:
+def roll(x: Array, shift: Shape, axis: Axes = None) -> Array:
     """``x`` moved by ``shift`` places along ``axis`` (flattened for None), around the end.
 
     >>> print(roll(np.array([1, 2, 3]), 1))
@@ -351,7 +351,7 @@ pad_constant.defvjp(
         *[sample((3, 4), pad_width=((1, 2), (2, 1)), mode=m) for m in ("edge", "reflect", "symmetric", "wrap")],
     ]
 )
-def pad(x: Array, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Array:
+def pad(x: Array, pad_width: int | Sequence[Any], mode: str = "constant", constant_values: float = 0) -> Array:
     """``x`` with ``pad_width`` = (before, after) elements added along each axis.
 
     mode: ``constant``, or ``edge``, ``reflect``, ``symmetric``, ``wrap``, which repeat elements of ``x``.

@@ -96,7 +96,7 @@ def add_windows(windows: Array, shape: Any, axis: Any, stride: Any, dilation: An
         to: list[Any] = [slice(None)] * ndim
         for a, k, s, d in zip(axis, place, stride, dilation, strict=True):
             to[a] = slice(k * d, k * d + s * (windows.shape[a] - 1) + 1, s)
-        origin = (..., *place)
+        origin: Any = (..., *place)
         out[tuple(to)] += windows[origin]
     return cast_to(out, windows.dtype)
 

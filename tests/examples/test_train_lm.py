@@ -432,12 +432,10 @@ def test_the_memory_that_may_be_used_is_that_of_the_machine_or_of_the_container(
 def test_ctrl_c_during_the_imports_is_silent(program: str, tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     path = Path(train_lm.__file__).with_name(program)
-    code = (
-        f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(path)!r}, run_name='__main__')"
-    )
-    listening = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # even where this run ignores Ctrl-C
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, capture_output=True, env=environment, timeout=60, preexec_fn=listening)
+    listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # even where this run ignores Ctrl-C
+    run = f"sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(path)!r}, run_name='__main__')"
+    command = [sys.executable, "-c", f"import runpy, signal, sys; {listening}; {run}"]
+    ended = subprocess.run(command, capture_output=True, env=environment, timeout=60)
     assert ended.stderr == b""
     assert ended.returncode == -signal.SIGINT
 

@@ -59,9 +59,9 @@ def test_values_of_the_host_are_assigned(gpu: Any) -> None:
 @pytest.mark.parametrize("where", [np.array, lambda ids: mg.Tensor(ids, device="cuda")])
 def test_places_out_of_range_are_refused(where: Any, gpu: Any) -> None:
     t = mg.zeros((3, 4), device="cuda")
-    with pytest.raises(IndexRangeError, match=r"from -3 to 2 on axis 0\nGot: 3"):
+    with pytest.raises(IndexRangeError, match="index 3 is out of bounds for axis 0 with size 3"):
         t[where([0, 3])] = 1.0
-    with pytest.raises(IndexRangeError, match=r"from -4 to 3 on axis 1\nGot: 4"):
+    with pytest.raises(IndexRangeError, match="index 4 is out of bounds for axis 1 with size 4"):
         mg.put_along_axis(t, where([[0], [4], [1]]), 1.0, 1)
     assert not t.numpy().any()
 

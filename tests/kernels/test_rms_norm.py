@@ -3,6 +3,7 @@ import pytest
 import torch
 from support.kernel_checks import check, check_threads, derived, many_rows, of_the_threads, random
 
+import minigrad as mg
 from minigrad.errors import ShapeError
 from minigrad.kernels.rms_norm import rms_norm
 
@@ -75,3 +76,15 @@ def test_threads():
 def test_errors(args, message):
     with pytest.raises(ShapeError, match=message):
         rms_norm(*args)
+
+
+def test_rows_that_are_no_numbers_stay_alone() -> None:
+    """1/rms is 0 of an infinite row and NaN of one with NaN: their gradients are NaN, those of other rows are not."""
+    rows = np.array([[1.0, 2.0], [np.inf, 1.0], [np.nan, 1.0], [3.0, 4.0]], np.float32)
+    x = mg.Tensor(rows, requires_grad=True)
+    fine = mg.Tensor(rows[[0, 3]], requires_grad=True)
+    with np.errstate(invalid="ignore"):
+        rms_norm(x).backward(np.ones((4, 2), np.float32))
+    rms_norm(fine).backward(np.ones((2, 2), np.float32))
+    assert np.isnan(x.grad[1:3]).any(axis=1).all()
+    np.testing.assert_array_equal(x.grad[[0, 3]], fine.grad)

@@ -81,7 +81,7 @@ class _Call:
         steps = {n: [x.strides[axis] // x.itemsize for axis in range(3)] for n, x in places.items()}
         strides = [s for n in ("q", "k", "v", "g", "out", "dq", "dk", "dv") for s in steps.get(n, (0, 0, 0))]
         call = _uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers))
-        inputs = list(places.values())
+        inputs: list[Any] = list(places.values())
         aligned = all(x.data.ptr % (4 * x.itemsize) == 0 for x in inputs) and not any(s % 4 for s in strides)
         launch("attention.cu", name, inputs[0], 4 if aligned else 1, grid, THREADS, call, *args, **self.defines)
 

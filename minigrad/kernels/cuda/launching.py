@@ -29,14 +29,14 @@ def element(dtype: Any) -> str | None:
 
 def uniform(*arrays: Array | None) -> bool:
     """Whether kernels take these arrays: on the GPU and of one dtype; None is left out."""
-    given = [array for array in arrays if array is not None]
+    given: list[Any] = [array for array in arrays if array is not None]
     same = len({array.dtype for array in given}) == 1 and all(map(is_on_gpu, given))
     return same and element(given[0].dtype) is not None
 
 
 def pack_of(length: int, *arrays: Array | None) -> int:
     """How many elements can be loaded at once: 16 bytes, if addresses and the length of a row allow it, else 1."""
-    given = [array for array in arrays if array is not None]
+    given: list[Any] = [array for array in arrays if array is not None]
     pack = 16 // int(given[0].itemsize)
     return pack if length % pack == 0 and all(array.data.ptr % 16 == 0 for array in given) else 1
 

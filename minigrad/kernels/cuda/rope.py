@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from minigrad.backend import Array, array_module
 from minigrad.kernels.cuda.launching import THREADS, grid_for, launch
 
 
-def turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
+def turned(x: Any, cos: Array, sin: Array, layout: str) -> Array:
     """The turn of x (..., t, d), in the memory order of x, so that views with transposed heads are read in place."""
     xp, half = array_module(x), x.shape[-1] // 2
     if x.ndim > 4 or x.strides[-1] != x.itemsize:

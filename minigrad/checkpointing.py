@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from minigrad import random
 from minigrad.engine.backward import Pass, nodes_behind
-from minigrad.engine.core import Node, attach, attach_several, connected, node_ids, notify
+from minigrad.engine.core import Node, again, attach, attach_several, behind_views, node_ids, notify
 from minigrad.engine.plan import Plan
 from minigrad.engine.recording import enable_grad, in_precision, is_grad_enabled, mode
-from minigrad.errors import DTypeError
+from minigrad.errors import DTypeError, GraphError
 from minigrad.instruments.observe import Instrument
 from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
@@ -26,17 +26,30 @@ def several(args: Any) -> tuple[Any, ...]:
     return tuple(args) if isinstance(args, tuple | list) else (args,)
 
 
+def alike(given: Any, results: Sequence[Any]) -> Any:
+    """``results`` as a function gave them: in a list or tuple, named ones included, or one alone."""
+    if not isinstance(given, tuple | list):
+        return results[0]
+    return type(given)(*results) if hasattr(given, "_fields") else type(given)(results)
+
+
 class _Recompute:
-    """The primitive of a checkpoint: its backward rule runs the function again and differentiates that."""
+    """The primitive of a checkpoint: its backward rule runs the function again and differentiates that.
+
+    sources  for each argument the node that made it, with its version; that array is kept in place of the Tensor,
+             which would keep its own history alive
+    edges    what the results were made from, arguments or not
+    drawn    the states of the generator before and after the function ran
+    """
 
     name = label = "checkpoint"
     view = elementwise = scales_losses = False
     flops = None
 
     def __init__(
-        self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], state: dict[str, Any]
+        self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], drawn: tuple[Any, Any]
     ) -> None:
-        self.fn, self.sources, self.edges, self.reads, self.state = fn, sources, edges, reads, state
+        self.fn, self.sources, self.edges, self.reads, self.drawn = fn, sources, edges, reads, drawn
         self.precision = mode().autocast
         self.position = {f"input {i}": i for i in range(len(edges))}
 
@@ -46,27 +59,49 @@ class _Recompute:
 
     def run_rules(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
-        now = random.get_state()
-        random.set_state(self.state)
+        start, now = next(node_ids), random.get_state()
+        hooks = [len(edge._hooks or ()) for edge in self.edges]
+        random.set_state(self.drawn[0])
         try:
             with enable_grad(), in_precision(self.precision):
-                out = self.fn(*[_again(a, source) for a, source in zip(node.residuals, self.sources, strict=True)])
+                args = [again(a, *source) for a, source in zip(node.residuals, self.sources, strict=True)]
+                outs = several(self.fn(*args))
+            self.compare(node, outs, start)
         finally:
             random.set_state(now)
-        outs, gradients = several(out), g if isinstance(g, tuple) else (g,)
-        work = Pass(create_graph=create_graph, retain_graph=create_graph, targets=set(self.edges), through=False)
+            for edge, count in zip(self.edges, hooks, strict=True):
+                del (edge._hooks or [])[count:]  # those that the function gave them in the forward pass are there
+        gradients = g if isinstance(g, tuple) else (g,)
+        work = Pass(create_graph=create_graph, retain_graph=create_graph, targets=set(self.edges), inner=True)
         work.run([(o.node or o, s) for o, s in zip(outs, gradients, strict=True) if o.requires_grad])
         return [work.found.get(edge) for edge in self.edges]
 
+    def compare(self, node: Node, outs: Sequence[Any], start: int) -> None:
+        """Refuse to go on where the function did something else than in the forward pass."""
+        shapes = node.shape if type(node.dtype) is tuple else (node.shape,)
+        found = tuple(o.shape for o in outs)
+        missing = set(self.edges) - set(_sources([o.node or o for o in outs if o.requires_grad], start))
+        if found != shapes:
+            got = f"results of the shapes {found}, then {shapes}"
+        elif any(isinstance(edge, Node) or edge.requires_grad for edge in missing):  # no leaf that was frozen since
+            got = "results made from other tensors than then, as a name stands for another one by now"
+        elif random.get_state() != self.drawn[1]:
+            got = "other random numbers than then, as train() or eval() was called since"
+        else:
+            return
+        hint = "run backward first; lambda x, w=w: … holds on to the w of now"
+        raise GraphError("a function that does again what it did in the forward pass of 'checkpoint'", got, hint)
+
 
 class _Reading(Instrument):
-    """Notes the leaves and constants that operations of this thread read, with their versions, in a ``with`` block.
+    """Notes the tensors older than ``start`` that this thread reads, with their versions, in a ``with`` block.
 
-    A function that runs again must read the same numbers, also those that no derivative keeps.
+    A function that runs again must read the same numbers, also those that no derivative keeps. Leaves and constants
+    are noted whatever their age.
     """
 
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
+    def __init__(self, start: int) -> None:
+        self.start, self.thread = start, threading.get_ident()
         self.versions: list[tuple[list[int], int]] = []
         self.names: list[str] = []
         self.seen: set[int] = set()
@@ -74,11 +109,13 @@ class _Reading(Instrument):
     def read(self, values: Sequence[Any]) -> None:
         if threading.get_ident() != self.thread:
             return
-        for value in values:
-            if isinstance(value, Tensor) and value.node is None and id(value._version) not in self.seen:
+        for value in (part for v in values for part in (v if isinstance(v, tuple) else (v,))):
+            if not isinstance(value, Tensor) or (value.node is not None and value.node.number > self.start):
+                continue
+            if id(value._version) not in self.seen:
                 self.seen.add(id(value._version))
                 self.versions.append((value._version, value._version[0]))
-                self.names.append(value._brief())
+                self.names.append(_described(value))
 
 
 @explained
@@ -87,7 +124,8 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
 
     Costs a second forward pass of ``fn``, saves all that it would have kept. Gradients reach the arguments and every
     tensor that ``fn`` reads from outside, such as weights. Random numbers of ``minigrad.random`` are drawn again
-    alike, and products are rounded alike where ``autocast`` was on.
+    alike, and products are rounded alike where ``autocast`` was on. A GraphError tells of tensors that changed since,
+    and of a function that does something else by now. What else ``fn`` does, such as printing, it does twice.
 
     >>> import minigrad as mg
     >>> x = mg.Tensor([1.0, 2.0], requires_grad=True)
@@ -96,9 +134,9 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
     """
     if not is_grad_enabled():
         return fn(*args)
-    state, started = random.get_state(), time.perf_counter()
+    before, started = random.get_state(), time.perf_counter()
     start = next(node_ids)
-    with _Reading() as reading:
+    with _Reading(start) as reading:
         out = fn(*args)
     outs = several(out)
     if not all(isinstance(o, Tensor) for o in outs):
@@ -106,23 +144,22 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
     edges = _sources([o.node or o for o in outs if o.requires_grad], start)
     if not edges:
         return out
+    made = [isinstance(a, Tensor) and a.node is not None for a in args]
+    sources = [(a.node, [a._version]) if m else (None, ()) for a, m in zip(args, made, strict=True)]
     node = Node(
-        _Recompute(fn, [a.node if isinstance(a, Tensor) else None for a in args], edges, reading.names, state),
+        _Recompute(fn, sources, edges, reading.names, (before, random.get_state())),
         Plan(wrt=tuple(range(len(edges))), names=tuple(f"argument {i}" for i in range(len(args)))),
         tuple(edges),
-        [a._data if isinstance(a, Tensor) and a.node is not None else a for a in args],
-        (),
-        None,
+        [a._data if m else a for a, m in zip(args, made, strict=True)],
+        *((out.shape, out.dtype) if isinstance(out, Tensor) else zip(*((o.shape, o.dtype) for o in outs), strict=True)),
     )
     node.versions = [(*kept, len(edges) + k) for k, kept in enumerate(reading.versions)]
     results = [o.detach() for o in outs]
     if isinstance(out, Tensor):
-        node.shape, node.dtype = out.shape, out.dtype
         attach(results[0], node)
     else:
-        node.shape, node.dtype = tuple(r.shape for r in results), tuple(r.dtype for r in results)
         attach_several(results, node)
-    result: Any = results[0] if isinstance(out, Tensor) else type(out)(results)  # type: ignore[call-arg]
+    result: Any = alike(out, [r if o.requires_grad else o.detach() for r, o in zip(results, outs, strict=True)])
     _tell(node, result, started)
     return result  # type: ignore[no-any-return]
 
@@ -144,6 +181,7 @@ def _sources(roots: Sequence[Any], start: int) -> list[Any]:
     return list(dict.fromkeys(e for edges in (roots, *(n.parents for n in inside)) for e in edges if older(e)))
 
 
-def _again(kept: Any, source: Node | None) -> Any:
-    """The same argument once more, from its array alone: to keep the Tensor would keep its own history alive."""
-    return kept if source is None else connected(kept, source)
+def _described(tensor: Tensor) -> str:
+    """A tensor in the text of an error: the leaf behind views by its name, a result by what made it."""
+    origin = behind_views(tensor.node or tensor)
+    return f"{tensor._brief()} made by {origin.primitive.label!r}" if isinstance(origin, Node) else origin._brief()

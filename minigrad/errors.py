@@ -17,12 +17,14 @@ class MiniGradError(Exception):
     Hint: call .sum() first
     """
 
+    layer = ""  # the path of the module whose forward failed, where modules contain each other
+
     def __init__(self, expected: str, got: str, hint: str = "") -> None:
         self.expected, self.got, self.hint = expected, got, hint
         Exception.__init__(self, expected, got, hint)  # not super(): NumPy's AxisError has arguments of its own
 
     def __str__(self) -> str:
-        lines = [f"Expected: {self.expected}", f"Got: {self.got}"]
+        lines = [f"Expected: {self.expected}", f"Got: {self.got}" + (f", in {self.layer}" if self.layer else "")]
         return "\n".join(lines + ([f"Hint: {self.hint}"] if self.hint else []))
 
 
@@ -86,3 +88,7 @@ class AxisError(MiniGradError, np.exceptions.AxisError):
 
 class MissingFileError(FileFormatError, FileNotFoundError):
     """A file or a folder that isn't there."""
+
+
+class MissingPackageError(MiniGradError, ImportError):
+    """A package that is not installed, and that only some functions need."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from minigrad import ops
 from minigrad.backend import array_module, is_floating
-from minigrad.checkpointing import Function, T, several
+from minigrad.checkpointing import Function, T, alike, several
 from minigrad.checkpointing import checkpoint as checkpoint
 from minigrad.creation import asarray
 from minigrad.engine.backward import grad, nodes_behind
@@ -33,6 +33,9 @@ class _Variable(Tensor):
 
     __slots__ = ("birth",)
     birth: int
+
+    def _in_place(self, sign: str, made: Tensor) -> Tensor:
+        return made  # the name belongs to the function, which may give it to another tensor
 
 
 def _now() -> int:
@@ -98,7 +101,7 @@ def _one_or_all(results: Sequence[Any], single: bool) -> Any:
 def _detached(out: Any, nested: bool) -> Any:
     if nested:
         return out
-    return type(out)(o.detach() for o in out) if isinstance(out, tuple | list) else out.detach()
+    return alike(out, [o.detach() for o in several(out)])
 
 
 def _tangents(variables: Sequence[Tensor], given: Any) -> list[Tensor]:

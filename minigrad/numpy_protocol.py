@@ -9,6 +9,7 @@ be cut from the graph without a word.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from minigrad.engine.registry import REGISTRY
 from minigrad.errors import ArgumentError, CallError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import FOREIGN, describe, translate
+from minigrad.ops.special import of_scipy
 
 ABSENT = np._NoValue  # what NumPy's functions have as a default where None means something
 NEEDLESS = {"casting", "copy", "device", "kind", "like", "optimize", "stable", "subok"}  # they don't change the numbers
@@ -279,6 +281,8 @@ COMPARISONS = {
 def compare(name: str, *values: Any) -> Any:
     """A comparison or a bitwise operation, NumPy's of this name: a plain tensor, without a derivative."""
     sign = COMPARISONS[getattr(np, name)]
+    if core.observers:
+        core.notify("read", values)
     arrays = [v._data if isinstance(v, core.Tensor) else as_operand(v, f"each side of {sign}") for v in values]
     arrays = [to_gpu_of_any(a, values) if isinstance(v, list) else a for v, a in zip(values, arrays, strict=True)]
     try:
@@ -304,6 +308,13 @@ REDUCED: dict[Any, Any] = {  # what ``ufunc.reduce`` is, and ``ufunc.accumulate`
     np.add: (np.sum, np.cumsum), np.multiply: (np.prod, np.cumprod), np.maximum: (np.max, None),
     np.minimum: (np.min, None), np.logical_and: (np.all, None), np.logical_or: (np.any, None),
 }  # fmt: skip
+
+
+def _is_known(ufunc: Any) -> bool:
+    """Whether one of ours takes the place of ``ufunc``; SciPy's enter the table once SciPy is there."""
+    if ufunc not in UFUNCS and "scipy.special" in sys.modules:
+        UFUNCS.update(of_scipy())
+    return ufunc in UFUNCS
 
 
 def _of_pairs(ufunc: Any, x: Any, y: Any) -> Any:
@@ -337,9 +348,9 @@ def array_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[st
     options = {key: value for key, value in options.items() if key not in ("casting", "order", "subok")}
     if not into and options.get("where", True) is True:
         dtype = options.get("dtype")
-        if method == "__call__" and ufunc in UFUNCS and set(options) <= {"dtype", "where"}:
+        if method == "__call__" and _is_known(ufunc) and set(options) <= {"dtype", "where"}:
             return UFUNCS[ufunc](*(inputs if dtype is None else [_cast(x, dtype) for x in inputs]))
-        if method == "outer" and ufunc in UFUNCS and not options:
+        if method == "outer" and _is_known(ufunc) and not options:
             return _of_pairs(ufunc, *inputs)
     if ufunc in REDUCED and method in ("reduce", "accumulate"):
         function = REDUCED[ufunc][method == "accumulate"]

@@ -47,8 +47,9 @@ class Handle:
 
     def remove(self) -> None:
         """Take the hook away; a second call does nothing."""
-        if self._hook in self._hooks:
-            self._hooks.remove(self._hook)
+        hooks, self._hooks = self._hooks, []
+        if self._hook in hooks:
+            hooks.remove(self._hook)
 
 
 class Tensor:
@@ -233,29 +234,33 @@ class Tensor:
             raise CallError("a function of the gradient as hook", describe(hook), "x.register_hook(lambda g: 2 * g)")
         if not self._requires_grad:
             raise GraphError("a tensor that a gradient reaches", self._brief(), "set requires_grad=True")
-        holder: Any = self if self.node is None else self.node
-        attribute = "_hooks" if self.node is None else "hooks"
-        if getattr(holder, attribute) is None:
-            setattr(holder, attribute, [])
-        hooks = getattr(holder, attribute)
-        hooks.append(hook)
-        return Handle(hooks, hook)
+        holder: Any = self.node or self
+        if holder._hooks is None:
+            holder._hooks = []
+        holder._hooks.append(hook)
+        return Handle(holder._hooks, hook)
 
     # ---- in and out ----
 
+    def _read(self) -> Array:
+        """The array, for other uses than an operation; the observers are told."""
+        if core.observers:
+            core.notify("read", (self,))
+        return self._data
+
     def numpy(self) -> NDArray:
         """The numbers as a NumPy array: shared on the CPU, copied from a GPU."""
-        return to_numpy(self._data)
+        return to_numpy(self._read())
 
     def item(self) -> Any:
         """The only element as a Python number."""
         if self.size != 1:
             raise ShapeError("a tensor with one element", f"shape {self.shape}", "tolist() gives all of them")
-        return self._data.item()
+        return self._read().item()
 
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers."""
-        return self._data.tolist()
+        return self._read().tolist()
 
     def copy(self) -> Tensor:
         """The same numbers in new memory; a gradient flows through."""
@@ -266,7 +271,7 @@ class Tensor:
             got = f"a NumPy array made of {self._brief()}, through which no gradient flows"
             hint = "minigrad's function of that name or minigrad.stack; x.numpy() for the numbers alone"
             raise GraphError("a function that records what it does", got, hint)
-        array = to_numpy(self._data)
+        array = to_numpy(self._read())
         return np.array(array, dtype=dtype, copy=copy) if copy is not None else np.asarray(array, dtype=dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -328,7 +333,7 @@ class Tensor:
         if self.size != 1:
             hint = "use (…).any() or (…).all()"
             raise ShapeError("a single element to be true or false", f"shape {self.shape}", hint)
-        return bool(self._data.item())
+        return bool(self.item())
 
     def __float__(self) -> float:
         return float(self._number())
@@ -365,6 +370,10 @@ class Tensor:
         if self._requires_grad:
             hint = "use minigrad.where, put_along_axis or scatter_add, which return new tensors"
             raise GraphError("a tensor without a history to assign into", self._brief(), hint)
+        self._write(index, value)
+
+    def _write(self, index: Any, value: Any) -> None:
+        """Change elements in place."""
         new = array_of(as_operand(value, "the values of x[index]"))
         try:
             place = ops.placed(ops.plain_index(index), self._data)
@@ -373,6 +382,20 @@ class Tensor:
             call = f"{describe(self)}[{describe(index)}] = {describe(value)}"
             raise translate(call, "x[index] = values", (self,), error) from None
         self.bump_version()
+
+    def _in_place(self, sign: str, made: Tensor) -> Tensor:
+        """What ``x += y`` makes of x, from ``x + y``: x itself if it is a leaf, under ``no_grad``; else the result."""
+        if self.node is not None or not self._requires_grad:
+            return made
+        if mode().recording:
+            got = f"{sign}= of a leaf, {self._brief()}, whose .grad would stay None"
+            hint = f"y = x {sign} … makes another tensor; under minigrad.no_grad() {sign}= changes the leaf itself"
+            raise GraphError("a result of operations on the left, or no_grad()", got, hint)
+        if made.shape != self.shape:
+            hint = f"y = x {sign} … makes another tensor"
+            raise ShapeError(f"a result of the leaf's shape {self.shape} for {sign}=", f"shape {made.shape}", hint)
+        self._write(..., made)
+        return self
 
     def __floordiv__(self, other: Any) -> Any:
         hint = "minigrad.floor(x / y), whose derivative is 0; x % y is the remainder"
@@ -400,6 +423,14 @@ class Tensor:
     def __neg__(self) -> Tensor: return ops.negative(self)
     def __pos__(self) -> Tensor: return self
     def __abs__(self) -> Tensor: return ops.absolute(self)
+
+    def __iadd__(self, other: TensorLike) -> Tensor: return self._in_place("+", self + other)
+    def __isub__(self, other: TensorLike) -> Tensor: return self._in_place("-", self - other)
+    def __imul__(self, other: TensorLike) -> Tensor: return self._in_place("*", self * other)
+    def __itruediv__(self, other: TensorLike) -> Tensor: return self._in_place("/", self / other)
+    def __ipow__(self, other: TensorLike) -> Tensor: return self._in_place("**", self ** other)
+    def __imatmul__(self, other: TensorLike) -> Tensor: return self._in_place("@", self @ other)
+    def __imod__(self, other: TensorLike) -> Tensor: return self._in_place("%", self % other)
 
     # Comparisons and logic give plain boolean tensors, without a derivative.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import NDArray, device_of, to_device
 from minigrad.errors import ArgumentError
+from minigrad.messages.explain import OURS
 from minigrad.tensor import TensorLike
 
 
@@ -41,6 +44,20 @@ def check_probability(p: Any) -> float:
     if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
         raise ArgumentError("a probability from 0 to 1", repr(p), "0 is off")
     return float(p)
+
+
+def warn_of_width(x: Any, weight: Any) -> None:
+    """Warn of float64 data before a layer of float32, whose results NumPy's promotion makes float64 from there on.
+
+    Python shows it once for each line. What takes a gradient is left alone: who differentiates in float64 means it.
+    """
+    if x.dtype == np.float64 and weight.dtype == np.float32 and not getattr(x, "requires_grad", False):
+        hint = "x.astype('float32') keeps float32, model.to('float64') says that float64 is meant"
+        text = f"float64 data make a float32 model compute in float64, at half the speed: {hint}"
+        frame, depth = sys._getframe(1), 2
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
+            frame, depth = frame.f_back, depth + 1
+        warnings.warn(text, UserWarning, stacklevel=depth)
 
 
 def as_operand(x: Any) -> Any:

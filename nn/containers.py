@@ -9,6 +9,10 @@ from minigrad.errors import ArgumentError, DTypeError, IndexRangeError
 from .module import Module
 
 
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
 class ModuleList(Module):
     """A list of modules whose parameters are found; it isn't called itself.
 
@@ -34,9 +38,19 @@ class ModuleList(Module):
 
     def _set(self, place: int, module: Module) -> None:
         if not isinstance(module, Module):
-            hint = "a function goes into the forward of an nn.Module"
-            raise DTypeError("modules", f"{type(module).__name__} at place {place}", hint)
+            raise DTypeError("modules", f"{_kind(module)} at place {place}", self._hint(module))
         setattr(self, str(place), module)
+
+    def _hint(self, value: Any) -> str:
+        """What to do about a value that is no module."""
+        kind = type(self).__name__
+        if isinstance(value, type) and issubclass(value, Module):
+            return f"{value.__name__}() makes one"
+        if isinstance(value, Mapping):
+            return f"nn.{kind}{'(*layers.values())' if kind == 'Sequential' else '(layers.values())'}, without names"
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            return "nn.Sequential(*layers) takes them one by one" if kind == "Sequential" else "one list of modules"
+        return "a function goes into the forward of an nn.Module"
 
     def _place(self, index: int) -> int:
         if not -len(self) <= index < len(self):
@@ -100,7 +114,7 @@ class ModuleDict(Module):
     def __setitem__(self, name: str, module: Module) -> None:
         if not isinstance(module, Module):
             hint = "a function goes into the forward of an nn.Module"
-            raise DTypeError("modules", f"{type(module).__name__} for {name!r}", hint)
+            raise DTypeError("modules", f"{_kind(module)} for {name!r}", hint)
         if "." in name or hasattr(type(self), name) or (name in vars(self) and name not in self):
             hint = "another name; its methods are attributes too"
             raise ArgumentError("a name without dots that is none of ModuleDict's own", repr(name), hint)

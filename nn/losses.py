@@ -154,7 +154,7 @@ def _check_classes(ids: Any, classes: float) -> None:
         raise DTypeError("class ids as integers", f"dtype {ids.dtype}", "astype('int64') makes integers")
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= classes):
         wrong = ids[(ids < 0) | (ids >= classes)].reshape(-1)[0]
-        most = "" if classes == math.inf else f" to {int(classes) - 1}"
+        most = "" if classes == math.inf else f" to {int(classes) - 1}, for {int(classes)} of them"
         raise IndexRangeError(f"classes from 0{most}", f"class {int(wrong)}", "classes count from 0")
 
 

@@ -6,6 +6,8 @@ of its kind. So there is one walk over the tree, and parameters, state dict, mod
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -14,7 +16,15 @@ import numpy as np
 
 from minigrad import Tensor, asarray
 from minigrad.backend import Array, array_module, as_dtype, check_device, is_array, is_floating, to_device
-from minigrad.errors import ArgumentError, AttributeHintError, CallError, DTypeError, StateError
+from minigrad.errors import (
+    ArgumentError,
+    AttributeHintError,
+    CallError,
+    DTypeError,
+    GraphError,
+    MiniGradError,
+    StateError,
+)
 from minigrad.messages.explain import describe, explain_methods
 from minigrad.tensor import Handle
 from .parameter import Parameter
@@ -27,8 +37,11 @@ R = TypeVar("R", covariant=True)
 class HasForward(Protocol[P, R]):
     """A module as its call sees it, which takes and gives what ``forward`` does."""
 
+    _searched: bool
     _pre_hooks: list[Any]
     _hooks: list[Any]
+
+    def _find_hidden(self) -> None: ...
 
     def forward(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the module computes."""
@@ -70,6 +83,7 @@ class Module:
     """
 
     training: bool
+    _searched: bool = False  # whether a walk has been here
     _buffers: dict[str, bool]  # name -> whether it belongs into the state dict
     _hooks: list[Any]
     _pre_hooks: list[Any]
@@ -114,9 +128,8 @@ class Module:
         if isinstance(before, Parameter) and plain:
             hint = f"self.{name}.data = … changes its numbers, nn.Parameter(…) replaces it"
             raise DTypeError(f"a Parameter for {name!r}", f"a {type(value).__name__} of shape {value.shape}", hint)
-        if isinstance(value, list | tuple) and any(isinstance(part, Module | Parameter) for part in value):
-            hint = f"self.{name} = nn.ModuleList([...]), so that parameters() finds what is in it"
-            raise DTypeError("modules in an nn.ModuleList", f"a {type(value).__name__} of them for {name!r}", hint)
+        if next(_kept_in(value), None) is not None:
+            raise _hidden(name, value)
         if isinstance(value, Module) and any(module is self for module in value.modules()):
             hint = "assign it to a module above both"
             raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to", hint)
@@ -126,7 +139,7 @@ class Module:
         prefix = f"{self._path}{name}."
         for path, module in child.named_modules():
             vars(module)["_path"] = f"{prefix}{path}." if path else prefix
-        for path, parameter in child.named_parameters():
+        for path, parameter in _once(child._named_tensors(True, lambda persistent: False)):
             parameter.name = prefix + path
 
     def register_buffer(self, name: str, value: Any, persistent: bool = True) -> None:
@@ -154,6 +167,22 @@ class Module:
         for name, child in self.named_children():
             yield from child._walk(f"{prefix}{name}.")
 
+    def _find_hidden(self) -> None:
+        """Refuse modules and parameters where no walk comes by, as in a list that grew after its assignment.
+
+        Attributes alone may keep them. What is an attribute of a module below this one may stand in a list besides, as
+        may what this one is a part of. Called on a part of a model, it lets pass what is an attribute anywhere.
+        """
+        known: set[int] = set()
+        for module in self.modules():
+            for name, value in _attributes(module):
+                for part in _kept_in(value):
+                    known = known or set(map(id, _below(self)))
+                    elsewhere = self._path and (part._path if isinstance(part, Module) else part.name)
+                    if not (id(part) in known or elsewhere or any(p is self for p in _below(part))):
+                        raise _hidden(name, value)
+            vars(module)["_searched"] = True
+
     def _named_tensors(self, parameters: bool, buffers: Callable[[bool], bool]) -> Iterator[tuple[str, Tensor]]:
         """Parameters, and the buffers whose persistence is wanted, under each of their names."""
         for prefix, module in self._walk():
@@ -173,6 +202,7 @@ class Module:
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """All parameters, each once, as ``("layers.0.attn.q_proj.weight", parameter)``."""
+        self._find_hidden()
         return _once(self._named_tensors(True, lambda persistent: False))
 
     def parameters(self) -> Iterator[Parameter]:
@@ -274,11 +304,18 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self: HasForward[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if not self._searched:
+            self._find_hidden()
         for hook in tuple(self._pre_hooks):
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)  # type: ignore[assignment]
-        output = self.forward(*args, **kwargs)
+        try:
+            output = self.forward(*args, **kwargs)
+        except MiniGradError as error:
+            if not error.layer and (path := vars(self)["_path"]):  # the innermost tells
+                error.layer = f"{path[:-1]}, a {type(self).__name__}"
+            raise
         for hook in tuple(self._hooks):
             changed = hook(self, args, output)
             output = output if changed is None else changed
@@ -291,6 +328,22 @@ class Module:
     def register_forward_hook(self, hook: Callable[[Module, tuple[Any, ...], Any], Any]) -> Handle:
         """Call ``hook(module, inputs, output)`` after ``forward``; what it returns, if not None, is the output."""
         return _registered(self._hooks, hook)
+
+    # ---- copying ----
+
+    def __deepcopy__(self: M, memo: dict[int, Any]) -> M:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            try:
+                vars(made)[name] = copy.deepcopy(value, memo)
+            except GraphError as error:
+                if "attribute" in str(error):
+                    raise
+                hint = f"self.{name} = ….detach() in forward(), or delete it before the copy"
+                got = f"attribute {self._path + name!r} of {type(self).__name__} holds the result of a forward pass"
+                raise GraphError("a module without results to copy", got, hint) from None
+        return made
 
     # ---- printing ----
 
@@ -313,6 +366,7 @@ class Module:
         return f"{type(self).__name__}(\n  {body}\n)"
 
 
+HOLDERS = (Module, Parameter, list, tuple, dict, set, frozenset, deque)
 HINTS = {
     **dict.fromkeys(("missing", "unexpected"), "strict=False permits names that are missing or unexpected"),
     "wrong shape": "make the module with the sizes that the arrays have",
@@ -328,6 +382,43 @@ def is_plain(layer: Module, kind: type[Module]) -> bool:
     (True, False)
     """
     return type(layer) is kind and "forward" not in vars(layer) and not (layer._hooks or layer._pre_hooks)
+
+
+def _kept_in(value: Any) -> Iterator[Module | Parameter]:
+    """The modules and parameters in a list, tuple, dict, set or queue, and in those that lie in it."""
+    stack, seen = [value], set()
+    while stack:
+        value = stack.pop()
+        if not isinstance(value, list | tuple | dict | set | frozenset | deque) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        if any(issubclass(kind, HOLDERS) for kind in set(map(type, parts))):  # quick for a list of a million words
+            stack += [part for part in parts if isinstance(part, HOLDERS)]
+            yield from (part for part in parts if isinstance(part, Module | Parameter))
+
+
+def _attributes(module: Module) -> Iterator[tuple[str, Any]]:
+    """The attributes of a module; at first also those of its class, as tuples of one, since no walk looks there."""
+    yield from list(vars(module).items())
+    for cls in () if module._searched else type(module).__mro__[:-1]:
+        yield from ((name, (value,)) for name, value in vars(cls).items() if isinstance(value, Module | Parameter))
+
+
+def _below(value: Module | Parameter) -> list[Any]:
+    """A parameter alone, or a module with all modules and parameters below it."""
+    found, stack = [], [value]
+    while stack:
+        found.append(part := stack.pop())
+        if isinstance(part, Module):
+            stack += [child for child in vars(part).values() if isinstance(child, Module | Parameter)]
+    return found
+
+
+def _hidden(name: str, value: Any) -> DTypeError:
+    kind = type(value).__name__
+    hint = f"self.{name} = nn.ModuleList([...]) or nn.ModuleDict({{...}}), so that parameters() finds what is in it"
+    return DTypeError("modules in an nn.ModuleList", f"a {kind} of them for {name!r}", hint)
 
 
 def _once(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

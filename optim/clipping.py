@@ -43,7 +43,8 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_
     grads = [as_rows(gradient_of(p, place)) for p, place in owners.items()]
     norm = gpu.norm(grads) if gpu.takes(grads) else _combine([tile for tiles in _norms(grads) for tile in tiles])
     if error_if_nonfinite and not math.isfinite(norm):
-        bad = next(i for i, tiles in enumerate(_norms(grads)) if not all(map(math.isfinite, tiles)))
+        tiles = enumerate(_norms(grads))
+        bad = next((i for i, norms in tiles if not all(map(math.isfinite, norms))), 0)  # or all of them together
         name = param_name(*list(owners.items())[bad])
         raise NonFiniteError("finite gradients", f"a norm of {float(norm)}, first at {name}", "mg.detect_anomaly()")
     _scale(list(owners), norm, max_norm)

@@ -34,11 +34,13 @@ extern "C" __global__ void square_sums(const Entry* entries, const long long* ch
 
 extern "C" __global__ void scale(const Entry* entries, const long long* chunks, const double* factor) {
     Entry entry = entries[chunks[2 * blockIdx.x]];
-    W by = (W)*factor;
+    double exact = *factor;
+    bool faint = exact < 1.17549435e-38;  // float32 has not all of its digits
+    W by = (W)exact;
     FOR_CHUNK(c, entry) {
         W g[PACK];
         fetch(entry.gradient, c, stop, g, c + PACK <= stop);
-        FOR_LANES(k) if (c + k < stop) narrow(g[k] * by, entry.gradient[c + k]);
+        FOR_LANES(k) if (c + k < stop) narrow(faint ? (W)(g[k] * exact) : g[k] * by, entry.gradient[c + k]);
     }
 }
 

@@ -16,6 +16,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, GraphError, NonFiniteError, StateError
 from minigrad.messages.explain import describe as told
+from minigrad.messages.explain import explain_methods
 from minigrad.tensor import Tensor
 from .groups import as_parameters, gradient_of, param_name
 from .tiles import as_rows, map_tiles
@@ -67,6 +68,10 @@ class Optimizer:
 
     moments: tuple[str, ...] = ()  # names of the arrays that a subclass keeps for each parameter
     element_ns = 3.0  # time of an update on one thread, for the choice between one thread and several
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        explain_methods(cls, ["__init__"])  # a wrong option is told with those that there are
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Group], defaults: Group) -> None:
         self.defaults = defaults

@@ -18,7 +18,7 @@ FLOORS = [
     ["ops"],
     ["kernels"],
     ["tensor", "autocast", "numpy_protocol"],
-    ["creation", "random", "serialize", "instruments"],
+    ["creation", "random", "serialize", "instruments", "special", "stats"],
     ["checkpointing"],
     ["functional"],
     ["testing"],

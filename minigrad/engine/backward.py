@@ -9,6 +9,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from minigrad.tensor import Tensor
 
 
+@dataclass(eq=False)
 class Pass:
     """One backward pass: gradients wait in ``pending`` until every consumer of their node has delivered.
 
@@ -35,42 +37,38 @@ class Pass:
     are added to it in place. Leaves receive theirs at the end, when nothing can fail any more.
     """
 
-    def __init__(
-        self, create_graph: bool = False, retain_graph: bool = False, targets: Any = None, through: bool = True
-    ) -> None:
-        self.create_graph = create_graph  # whether the pass is itself recorded
-        self.retain_graph = retain_graph  # whether nodes keep what their derivatives read
-        self.targets: set[Any] | None = (
-            targets  # edges whose gradients to find; None: all leaves, to whose ``.grad`` theirs is added
-        )
-        self.through = through  # whether to go on behind a target, to targets that it was made from
-        self.leading: set[Any] | None = None  # with targets: the nodes through which one can be reached
-        self.useful: set[Any] | None = None  # those and the targets
-        self.pending: dict[Any, Any] = {}
-        self.owned: set[Any] = set()
-        self.heap: list[tuple[int, Node]] = []
-        self.found: dict[Any, Any] = {}
-        self.blocks = ExitStack()  # settings from a node on until the end of the pass
+    create_graph: bool = False  # whether the pass is itself recorded
+    retain_graph: bool = False  # whether nodes keep what their derivatives read
+    targets: set[Any] | None = None  # edges whose gradients to find; None: all leaves, to add theirs to ``.grad``
+    inner: bool = False  # whether this is a part of another pass, which goes on at the targets and runs their hooks
+    leading: set[Any] | None = None  # with targets: the nodes through which one can be reached
+    useful: set[Any] | None = None  # those and the targets
+    pending: dict[Any, Any] = field(default_factory=dict)
+    owned: set[Any] = field(default_factory=set)
+    heap: list[tuple[int, Node]] = field(default_factory=list)
+    found: dict[Any, Any] = field(default_factory=dict)
+    blocks: ExitStack = field(default_factory=ExitStack)  # settings from a node on until the end of the pass
 
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
-        with self.blocks:
+        with enable_grad() if self.create_graph else no_grad(), in_precision(None), self.blocks:
             if self.targets is not None:
-                self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.through)
+                self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.inner)
                 self.useful = self.leading | self.targets
             for edge, g in roots:
-                self.accumulate(edge, g)
+                if self.useful is None or edge in self.useful:
+                    self.accumulate(edge, _wrapped(g) if self.create_graph else array_of(g))
             while self.heap:
                 node = heapq.heappop(self.heap)[1]
                 g = self.pending.pop(node)
                 self.owned.discard(node)
-                if node.hooks:
-                    g = _hooked(node.hooks, g)
+                if node._hooks:
+                    g = self.hooked(node, g)
                 if self.targets is not None and node in self.targets:
                     self.found[node] = g
                 if self.leading is None or node in self.leading:
                     self.visit(node, g)
-            leaves = {leaf: _hooked(leaf._hooks, g) for leaf, g in self.pending.items()}
+            leaves = {leaf: self.hooked(leaf, g) for leaf, g in self.pending.items() if leaf._requires_grad}
             if self.targets is not None:
                 self.found |= leaves
                 return
@@ -107,14 +105,23 @@ class Pass:
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` in the shape and dtype of ``edge``: broadcasting is undone, any other difference refused."""
-        if self.create_graph and not isinstance(g, core.Tensor):
-            g = core.Tensor._wrap(g)
+        g = _wrapped(g) if self.create_graph else g
         if g.shape != edge.shape:
             if not made_by.elementwise:
                 got, hint = f"{g.shape} from a rule of {made_by.name!r}", "a rule returns the shape of its argument"
                 raise GraphError(f"a gradient of shape {edge.shape}", got, hint)
             g = unbroadcast(g, edge.shape)
         return g if g.dtype == edge.dtype else g.astype(edge.dtype)
+
+    def hooked(self, edge: Any, g: Any) -> Any:
+        """The complete gradient of ``edge`` as its hooks leave it, one after the other."""
+        if not edge._hooks or (self.inner and edge in (self.targets or ())):
+            return g
+        g = g if self.create_graph else array_module(g).array(g)  # a copy, into which hooks may write
+        for hook in tuple(edge._hooks):
+            new = hook(g)
+            g = g if new is None else _given(new, "a gradient from a hook", g, "None leaves the gradient as it is")
+        return g
 
     def accumulate(self, edge: Any, g: Any) -> None:
         """Add ``g`` to the gradient that waits at ``edge``."""
@@ -147,14 +154,6 @@ def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
     return tuple(xp.zeros(shape, dtype) if part is None else part for part, shape, dtype in facts)
 
 
-def _hooked(hooks: Sequence[Callable[[Any], Any]] | None, g: Any) -> Any:
-    """``g`` as the hooks leave it, one after the other."""
-    for hook in tuple(hooks or ()):
-        changed = hook(g)
-        g = g if changed is None else _given(changed, "a gradient from a hook", g, "None leaves the gradient as it is")
-    return g
-
-
 def _given(g: Any, what: str, like: Any, hint: str) -> Any:
     """A gradient that the user gave, in the dtype of ``like``, whose shape it must have."""
     g = g if isinstance(g, core.Tensor) else as_operand(g, what)
@@ -185,9 +184,9 @@ def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node
     return found
 
 
-def _leading_to(targets: set[Any], roots: Sequence[Any], through: bool) -> set[Any]:
+def _leading_to(targets: set[Any], roots: Sequence[Any], inner: bool) -> set[Any]:
     """The nodes from which one of ``targets`` can be reached. The pass visits no others."""
-    reachable = nodes_behind(roots, lambda node: not through and node in targets)
+    reachable = nodes_behind(roots, lambda node: inner and node in targets)
     useful: set[Any] = set()
     for node in sorted(reachable, key=lambda n: n.number):
         if node.parents is None or any(edge in targets or edge in useful for edge in node.parents):
@@ -212,8 +211,7 @@ def _seed(out: Any, gradient: Any) -> Any:
 
 def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
     """Add d(out)/d(leaf) to ``leaf.grad`` for every leaf that ``out`` was made from, as ``Tensor.backward`` does."""
-    with no_grad(), in_precision(None):
-        Pass(retain_graph=retain_graph).run([(out.node or out, array_of(_seed(out, gradient)))])
+    Pass(retain_graph=retain_graph).run([(out.node or out, _seed(out, gradient))])
 
 
 @explained
@@ -247,11 +245,9 @@ def grad(
             got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
             raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
     seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
-    roots = [(o.node or o, _wrapped(g) if create_graph else array_of(g)) for o, g in zip(outputs, seeds, strict=True)]
     edges = [tensor.node or tensor for tensor in inputs]
     work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
-    with enable_grad() if create_graph else no_grad(), in_precision(None):
-        work.run(roots)
+    work.run([(out.node or out, seed) for out, seed in zip(outputs, seeds, strict=True)])
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]
     if missing and not allow_unused:
         raise GraphError("outputs made from every input", f"no path to input {missing[0]}", "or pass allow_unused=True")

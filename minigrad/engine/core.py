@@ -57,7 +57,7 @@ class Node:
     versions   (counter, its value at recording, position or -1 for the result) of each Tensor among the residuals
     """
 
-    __slots__ = ("dtype", "hooks", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions")
+    __slots__ = ("_hooks", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions")
 
     def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
         self.number = next(node_ids)
@@ -65,7 +65,7 @@ class Node:
         self.parents, self.residuals = parents, residuals
         self.versions: Any = ()
         self.shape, self.dtype = shape, dtype  # of the result; tuples where there are several
-        self.hooks: list[Callable[[Any], Any]] | None = None
+        self._hooks: list[Callable[[Any], Any]] | None = None
         self.note: Any = None  # belongs to the observers
 
     def release(self) -> None:
@@ -88,11 +88,16 @@ class Node:
         """A name for the argument at ``position``: that of the leaf behind its views, and that of the parameter."""
         if position < 0:
             return "the result"
-        edge = self.parents[self.plan.wrt.index(position)] if position in self.plan.wrt else None
-        while isinstance(edge, Node) and edge.primitive.view and edge.parents:
-            edge = edge.parents[0]
+        edge = behind_views(self.parents[self.plan.wrt.index(position)] if position in self.plan.wrt else None)
         own = f"tensor {edge.name!r}, " if isinstance(edge, Tensor) and edge.name else ""
         return f"{own}{self.primitive.argument(position)}"
+
+
+def behind_views(edge: Any) -> Any:
+    """The leaf or the Node from which ``edge`` was made by views alone; itself where it is no view."""
+    while isinstance(edge, Node) and edge.primitive.view and edge.parents:
+        edge = edge.parents[0]
+    return edge
 
 
 # ---- observers -------------------------------------------------------------------------------------------------------
@@ -105,7 +110,7 @@ class Observer:
     """
 
     def read(self, values: Sequence[Any]) -> None:
-        """The operation of the last ``forward`` ran on these values, Tensors among them."""
+        """These values, Tensors among them, were read: by the operation of the last ``forward``, or as numbers."""
 
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
         """An operation ran: its arguments and result as arrays, and the Tensor (or tuple) that it gave."""
@@ -243,25 +248,25 @@ class Primitive(Operation[P]):
         """The result as a Tensor, with a Node where a plan says what to keep."""
         if type(out) is tuple:
             results = tuple(Tensor._wrap(piece) for piece in out)
-            shapes, dtypes = tuple(r.shape for r in results), tuple(r.dtype for r in results)
             if plan is not None:
-                attach_several(results, self._make_node(plan, values, raw, out, extras, shapes, dtypes))
+                attach_several(results, self._make_node(plan, values, raw, out, extras, results))
             return results
         result = Tensor._wrap(out)
         out = result._data
         if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
             result._version = values[0]._version
         if plan is not None and is_floating(out.dtype):
-            node = self._make_node(plan, values, raw, out, extras, out.shape, out.dtype)
-            attach(result, node)
-            if plan.watches_out:
-                node.versions.append((result._version, result._version[0], -1))
+            attach(result, self._make_node(plan, values, raw, out, extras, (result,)))
         return result
 
-    def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, shape: Any, dtype: Any) -> Node:
+    def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, results: tuple[Any, ...]) -> Node:
         parents = tuple([values[i].node or values[i] for i in plan.wrt])
+        several = type(out) is tuple
+        shape, dtype = zip(*((r.shape, r.dtype) for r in results), strict=True) if several else (out.shape, out.dtype)
         node = Node(self, plan, parents, [fetch(raw, out, extras) for fetch in plan.fetch], shape, dtype)
         node.versions = [(x._version, x._version[0], i) for i in plan.watched if isinstance(x := values[i], Tensor)]
+        if -1 in plan.sources:
+            node.versions += [(result._version, result._version[0], -1) for result in results]
         return node
 
     def _plan(self, wanted: tuple[int, ...]) -> Plan | None:
@@ -282,13 +287,11 @@ class Primitive(Operation[P]):
 
     def rewrap(self, node: Node) -> list[Any]:
         """The residuals; arrays through which a gradient flows become Tensors again, connected to the graph."""
-        residuals = list(node.residuals)
-        for k, index in node.plan.rewraps:
-            residuals[k] = connected(residuals[k], node.parents[index])
-        for k, name in enumerate(node.plan.names):
-            if name == "out":
-                residuals[k] = connected(residuals[k], node)
-        return residuals
+        origins = {**dict(zip(node.plan.wrt, node.parents, strict=True)), -1: node}
+        return [
+            again(value, origins.get(i), [counter for counter, _, position in node.versions if position == i])
+            for value, i in zip(node.residuals, node.plan.sources, strict=True)
+        ]
 
 
 class SequencePrimitive(Primitive[P]):
@@ -362,13 +365,17 @@ def attach_several(results: Sequence[Any], node: Node) -> tuple[Any, ...]:
     return tuple(results)
 
 
-def connected(array: Any, edge: Any) -> Any:
-    """The Tensor that ``edge``, a leaf or a Node, stands for; a tuple of them for a tuple of arrays."""
+def again(value: Any, edge: Any, counters: Sequence[Any]) -> Any:
+    """What a node kept, as the Tensor, or the tuple of them, that it was: made by ``edge``, with its version."""
     if isinstance(edge, Tensor):
         return edge
-    if type(array) is tuple:
-        return attach_several([Tensor._wrap(piece) for piece in array], edge)
-    return attach(Tensor._wrap(array), edge)
+    if edge is None and not counters:
+        return value
+    if type(value) is tuple:
+        return attach_several([again(piece, None, [c]) for piece, c in zip(value, counters, strict=True)], edge)
+    tensor = Tensor._wrap(value)
+    tensor._version = counters[0] if counters else tensor._version
+    return tensor if edge is None else attach(tensor, edge)
 
 
 # ---- decorators that make and register a primitive -------------------------------------------------------------------
@@ -411,4 +418,4 @@ def _pick_rule(g: Any, place: int, count: int) -> tuple[Any, ...]:
     return tuple(g if k == place else None for k in range(count))
 
 
-_pick_plan = Plan(wrt=(0,), names=("place", "count"), calls=((_pick_rule, (0, 1), None),))
+_pick_plan = Plan(wrt=(0,), names=("place", "count"), calls=((_pick_rule, (0, 1), None),), sources=(None, None))

@@ -12,7 +12,7 @@ import numpy as np
 
 from minigrad.backend import array_module, array_of
 from minigrad.engine import core
-from minigrad.engine.backward import grad
+from minigrad.engine.backward import Pass
 from minigrad.engine.core import Node, Primitive
 from minigrad.engine.plan import Plan
 from minigrad.engine.recording import F, enable_grad, mode
@@ -119,9 +119,9 @@ class Fused(Primitive[P]):
             values |= zip(wanted, inputs, strict=True)  # a node for each, also where one Tensor stands in two places
             out = self.definition(*[values[name] for name in self.names])
         pairs = zip(out, g, strict=True) if type(out) is tuple else [(out, g)]
-        reached = [(part, up) for part, up in pairs if isinstance(part, core.Tensor) and part.requires_grad]
-        outs, ups = zip(*reached, strict=True)
-        return list(grad(outs, inputs, ups, create_graph=True, allow_unused=True))
+        work = Pass(create_graph=True, retain_graph=True, targets={x.node for x in inputs}, inner=True)
+        work.run([(part.node, up) for part, up in pairs if isinstance(part, core.Tensor) and part.requires_grad])
+        return [work.found.get(x.node) for x in inputs]
 
 
 @overload

@@ -37,8 +37,7 @@ class Plan:
     fetch: tuple[Fetch, ...] = ()  # how to get each of them
     calls: tuple[tuple[Rule, tuple[int, ...], tuple[int, ...] | None], ...] = ()  # rule, residuals, picks if joint
     watched: tuple[int, ...] = ()  # positions of the arguments that are residuals
-    watches_out: bool = False
-    rewraps: tuple[tuple[int, int], ...] = ()  # (residual, index into wrt): the residuals that are such arguments
+    sources: tuple[int | None, ...] = ()  # for each residual the argument that it is; -1: the result; None: neither
     needs: tuple[bool, ...] = ()  # for each argument with a rule
 
 
@@ -87,8 +86,8 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
     needs = tuple(i in among for declared in primitive.rules for i in declared.positions)
     fetch = tuple(_fetch(name, position, needs) for name in places)
     watched = tuple(position[name] for name in places if name in position)
-    rewraps = tuple((k, wrt[position[name]]) for name, k in places.items() if position.get(name) in wrt)
-    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, "out" in places, rewraps, needs)
+    sources = tuple(-1 if name == "out" else position.get(name) for name in places)
+    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, sources, needs)
 
 
 def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetch:

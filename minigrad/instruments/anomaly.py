@@ -122,15 +122,26 @@ def _differentiated() -> str:
     return name
 
 
-class detect_anomaly(Instrument):
-    """Stop at the first operation that makes a NaN or an infinity, forward or backward, and say where it was called.
+class _Fault(NamedTuple):
+    """What an error would say of an infinity that has done no harm yet; an exception would keep arrays alive."""
 
-    Forward, an operation is at fault if its inputs are finite, constants included, and its result is not. Backward, it
-    is at fault if its incoming gradient and its residuals are finite and one of its gradients is not. So the -∞ of a
-    mask is no fault, nor are the infinities that follow from it. A NaN always is one, even one that infinities made. If
-    a weight or data brought it in, the error names that argument. Half-precision gradients of a loss that
-    ``GradScaler`` scaled may overflow, since the scaler handles that. The NonFiniteError gives the operation, its
-    shapes and dtypes, and the line of the forward call.
+    expected: str
+    got: str
+    call: str  # of the operation that made it
+
+    def error(self, hint: str) -> NonFiniteError:
+        return NonFiniteError(self.expected, self.got, hint)
+
+
+class detect_anomaly(Instrument):
+    """Stop where a NaN appears or an infinity reaches a loss or a leaf's gradient; say what made it, and where.
+
+    A NaN always is a fault. An infinity is one only where it arrives: in what ``backward`` starts from, in the gradient
+    of a leaf, or in a NaN. The error then names the operation that made it of finite numbers, constants included. So
+    the infinite slope of ``sqrt(relu(x))`` at 0, which relu multiplies out, is no fault, nor are the -∞ of a mask and
+    the infinities that follow from it. If a weight or data brought a NaN in, the error names that argument.
+    Half-precision gradients of a loss that ``GradScaler`` scaled may overflow, since the scaler handles that. The
+    NonFiniteError gives the operation, its shapes and dtypes, and the line of the forward call.
 
     NumPy's warnings of overflow and invalid values are off inside. Every number is checked: an operation on small
     arrays takes several times as long, one on large arrays a pass over memory longer.
@@ -160,49 +171,97 @@ class detect_anomaly(Instrument):
         super().__exit__()
 
     def forward(self, primitive: Any, arguments: list[Any], out: Any, result: Any, started: float) -> None:
-        """Check a result, and note on its node where the call came from."""
+        """Refuse a NaN; note on a result's node where the call came from, and who made the infinities in it."""
         node, found = node_of(result), _count(out)
-        fault = found.bad and found.is_fault(_count(arguments))
-        if node is None and not fault:
+        if node is None and not found.nan:
             return
         inside = _differentiated()
         call = _Call(primitive.label, _facts(primitive, arguments, node), *calling_lines(), inside)
-        if node is not None:
-            notes(node)["call"] = call
-        if fault and not inside:  # a derivative is checked by the gradients that come out of it
-            into = {f"argument {name!r}": value for name, value in arguments_by_name(primitive, arguments).items()}
-            hint = "look at the numbers that went in; clip or shift them, or compute in a stable form"
-            raise _error(f"a finite result of {primitive.label!r}", into, f"{found} in the result", str(call), hint)
+        note = notes(node) if node is not None else {}
+        note["call"] = call
+        if not found.bad or inside:  # a derivative is checked by the gradients that come out of it
+            return
+        into = {f"argument {name!r}": value for name, value in arguments_by_name(primitive, arguments).items()}
+        origin = _noted("infinite", node.parents if node is not None else ())
+        if found.is_fault(_count(arguments)):
+            fault = _fault(f"a finite result of {primitive.label!r}", into, f"{found} in the result", str(call))
+            if found.nan:
+                raise fault.error(_of_input(into) or _made_by(origin) or HINTS["result"])
+            origin = fault
+        if origin is not None:
+            note["infinite"] = origin
 
     def backward(self, node: Node, g: Any, gradients: list[Any], started: float) -> None:
         """Check the gradients that a node sends to its parents, as they will arrive there."""
+        note, name = notes(node), node.primitive.label
+        suspect, is_root = note.pop("slope", None), not note.pop("reached", False)
+        behind = note.get("where", False) or name in ("where", "masked_fill")
+        below = [notes(edge) if isinstance(edge, Node) else None for edge in node.parents]
+        for kept in below:
+            if kept is not None:
+                kept.update(reached=True, where=kept.get("where", False) or behind)
+        if _differentiated():
+            return
+        if is_root and "infinite" in note:
+            raise note["infinite"].error(HINTS["result"])
         pairs = zip(gradients, node.parents, strict=True)
         found = [_Count() if _may_overflow(edge) else _count(_arriving(gradient, edge)) for gradient, edge in pairs]
         total = _sum(found)
-        if not total.bad or not total.is_fault(_count([g, *node.residuals])) or _differentiated():
+        if not total.bad or (mode().scaled and _count(g).bad):  # it comes of an overflow
             return
-        if mode().scaled and _count(g).bad:  # it comes of an overflow
-            return
-        worst = next(k for k, count in enumerate(found) if count.bad)
-        call = (node.note or {}).get("call")
-        hint = "a branch that 'where' did not take has a derivative too: docs/kinks.md has the recipe"
-        if call is None:
-            call = f"{node.primitive.label}, result {node.dtype} {node.shape}"
-            hint = "put the forward pass into detect_anomaly() too, to see where it was called"
-        into = {"its incoming gradient": g}
-        into |= {f"{name!r}, which it kept": a for name, a in zip(node.plan.names, node.residuals, strict=False)}
-        where = f"{found[worst]} in the gradient of {argument_name(node.primitive, node.plan.wrt[worst])!r}"
-        raise _error(f"finite gradients of {node.primitive.label!r}", into, where, str(call), hint)
+        hint = HINTS["where"] if note.get("where") else HINTS["slope"]
+        if total.is_fault(_count([g, *node.residuals])):
+            worst = next(k for k, count in enumerate(found) if count.bad)
+            call = note.get("call")
+            if call is None:
+                call = f"{node.primitive.label}, result {node.dtype} {node.shape}"
+                hint = "put the forward pass into detect_anomaly() too, to see where it was called"
+            into = {"its incoming gradient": g}
+            into |= {f"{kept!r}, which it kept": a for kept, a in zip(node.plan.names, node.residuals, strict=False)}
+            where = f"{found[worst]} in the gradient of {argument_name(node.primitive, node.plan.wrt[worst])!r}"
+            fault = _fault(f"finite gradients of {name!r}", into, where, str(call))
+            if total.nan:
+                origin = suspect or note.get("infinite")
+                if origin is not None and (origin is suspect or origin.call == str(call)):  # 0 · ∞
+                    raise origin.error(hint)
+                raise fault.error(_of_input(into) or _made_by(origin) or hint)
+            suspect = suspect or fault
+        for count, kept in zip(found, below, strict=True):
+            if count.bad and suspect is not None:
+                if kept is None:  # a leaf
+                    raise suspect.error(hint)
+                kept.setdefault("slope", suspect)
 
 
-def _error(expected: str, into: dict[str, Any], found: str, call: str, hint: str) -> NonFiniteError:
-    """The error for what was ``found`` in a result. If an input had NaN already, the error names that input."""
+HINTS = {
+    "result": "look at the numbers that went in; clip or shift them, or compute in a stable form",
+    "slope": "the derivative is infinite there: clip or shift what goes in, away from that place (docs/kinks.md)",
+    "where": "a branch that 'where' did not take has a derivative too: docs/kinks.md has the recipe",
+}
+
+
+def _fault(expected: str, into: dict[str, Any], found: str, call: str) -> _Fault:
+    """What to say of ``found`` in a result. If an input had NaN already, that input is named."""
     for name, value in into.items():
         count = _count(value)
         if count.nan:
-            hint = "a weight or data that hold NaN: look at what made them; here they are only used"
-            return NonFiniteError(f"{expected}, into which no NaN should go", f"{count} in {name} of {call}", hint)
-    return NonFiniteError(f"{expected}, {_count(list(into.values())).as_input()}", f"{found} of {call}", hint)
+            return _Fault(f"{expected}, into which no NaN should go", f"{count} in {name} of {call}", call)
+    return _Fault(f"{expected}, {_count(list(into.values())).as_input()}", f"{found} of {call}", call)
+
+
+def _of_input(into: dict[str, Any]) -> str:
+    """The hint where NaN came in."""
+    bad = any(_count(value).nan for value in into.values())
+    return "a weight or data that hold NaN: look at what made them; here they are only used" if bad else ""
+
+
+def _made_by(origin: _Fault | None) -> str:
+    return f"the infinite numbers were made by {origin.call}" if origin is not None else ""
+
+
+def _noted(key: str, edges: Iterable[Any]) -> Any:
+    """What was noted under a key on the first of these edges that has it."""
+    return next((edge.note[key] for edge in edges if isinstance(edge, Node) and key in (edge.note or ())), None)
 
 
 def _may_overflow(edge: Any) -> bool:

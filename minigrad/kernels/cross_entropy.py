@@ -55,7 +55,7 @@ def cross_entropy(
         rows = (1 - label_smoothing) * rows - label_smoothing * mean(log_p, -1)
     rows = where(counted, rows, 0)
     if reduction != "none":
-        rows = sum(rows) if reduction == "sum" else sum(rows) * labels.weight
+        rows = sum(rows) if reduction == "sum" else sum(rows * labels.weight)
     return astype(rows, labels.dtype)
 
 
@@ -88,6 +88,12 @@ class Targets(NamedTuple):
             raise DTypeError("class ids or probabilities as targets", "booleans", "astype('int64') makes class ids")
         if targets.shape != (logits if soft else shape):
             hint = "classes are on the last axis of the logits; float targets are probabilities of all classes"
+            if soft and targets.shape == shape:
+                hint = "class ids are integers: targets.astype('int64')"
+            elif targets.shape == (*shape, 1):
+                hint = "one class id for each row: targets[..., 0]"
+            elif targets.ndim > len(logits):
+                hint = "logits come first, then targets"
             raise ShapeError(f"targets that fit logits of shape {logits}", f"{targets.dtype} {targets.shape}", hint)
         xp = array_module(targets)
         counted = xp.ones(shape, bool) if soft else targets != ignore_index
@@ -141,7 +147,12 @@ def reduced(losses: Array, targets: Targets, reduction: str) -> Array:
     """The result from the losses of the rows."""
     if reduction == "none":
         return losses.reshape(targets.shape)
-    return np.asarray(losses.sum() * losses.dtype.type(targets.weight))
+    weight = losses.dtype.type(targets.weight)
+    try:  # NumPy looks for an overflow in any case
+        with np.errstate(over="raise"):
+            return np.asarray(losses.sum() * weight)
+    except FloatingPointError:
+        return np.asarray((losses * weight).sum())
 
 
 def row_gradients(e: Array, targets: Targets, tile: slice, q: Array | None, total: Array, scale: Array) -> None:

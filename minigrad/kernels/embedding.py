@@ -36,11 +36,11 @@ def embedding(ids: Array, weight: Array, padding_idx: int | None = None) -> Arra
      [1. 2.]]
     """
     check_embedding(ids, weight, padding_idx)
-    ids = to_device_of(array_of(ids), array_of(weight))
     rows = take(weight, ids, 0)
     if padding_idx is None:
         return rows
-    return where((ids == padding_idx % weight.shape[0])[..., None], stop_gradient(rows), rows)
+    padded = to_device_of(array_of(ids), array_of(weight)) == padding_idx % weight.shape[0]
+    return where(padded[..., None], stop_gradient(rows), rows)
 
 
 def check_embedding(ids: Any, weight: Any, padding_idx: int | None) -> None:
@@ -60,7 +60,7 @@ def check_range(ids: Any, size: int, what: str) -> None:
     ids = array_of(ids)
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= size):
         wrong = ids[(ids < 0) | (ids >= size)].reshape(-1)[0]
-        hint = "nothing wraps"
+        hint = "classes count from 0" if what == "class" else "nothing wraps"
         raise IndexRangeError(f"every {what} from 0 to {size - 1}, for {size} of them", f"{what} {int(wrong)}", hint)
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Shape, accumulator, cast_to
+from minigrad.backend import Array, Shape, accumulator, array_of, cast_to, is_on_gpu
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
-from minigrad.kernels.normed_rows import inverse_rms, within_range
+from minigrad.kernels.normed_rows import inverse_rms, normalize, within_range
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
 from minigrad.machine.parallel import scratch
 from minigrad.ops import astype, mean, sqrt
@@ -42,12 +42,27 @@ def layer_norm(
     """
     axes = tuple(range(-len(normalized(x, normalized_shape, eps, weight=weight, bias=bias)), 0))
     wide = astype(x, accumulator(x.dtype))
-    centred = wide - mean(wide, axes, True)
-    centred = centred - mean(centred, axes, True)  # the mean of numbers with a large offset is rounded
-    centred, eps = within_range(centred, axes, eps)
-    y = centred / sqrt(mean(centred * centred, axes, True) + eps)
+    raw = array_of(wide)
+    if not is_on_gpu(raw) and raw.size and abs(raw).max() > np.finfo(raw.dtype).max / 4:  # a difference may overflow
+        wide, eps = wide * 0.25, eps / 16
+    off = wide - mean(wide, axes, True)
+    off = off - mean(off, axes, True)  # the mean of numbers with a large offset is rounded
+    off, eps = within_range(off, axes, eps)
+    y = off / sqrt(mean(off * off, axes, True) + eps)
     y = y if weight is None else y * weight
     return astype(y if bias is None else y + bias, dtypes(x, weight, bias)[0])
+
+
+def centred(x: Array, centre: Array, out: Array) -> float:
+    """``out = part · (x - centre)`` of each row, and the part: 1, or a quarter where a difference overflows."""
+    try:  # NumPy looks for an overflow in any case
+        with np.errstate(over="raise"):
+            np.subtract(x, centre[:, None], out=out)
+        return 1.0
+    except FloatingPointError:
+        np.multiply(x, 0.25, out=out)
+        out -= 0.25 * centre[:, None]
+        return 0.25
 
 
 @layer_norm.defforward
@@ -64,13 +79,13 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) 
     def body(a: int, b: int) -> None:
         y, inv = result[a:b], inverse[a:b]
         np.matmul(rows[a:b], average, out=centre[a:b])
-        np.subtract(rows[a:b], centre[a:b, None], out=y)
+        part = centred(rows[a:b], centre[a:b], y)
         np.matmul(y, average, out=rest[a:b])  # the mean of numbers with a large offset is rounded: centre twice
         y -= rest[a:b, None]
-        inverse_rms(y, eps, inv)
-        y *= inv[:, None]
-        if scale is not None:
-            y *= scale
+        inverse_rms(y, eps * part * part, inv)
+        normalize(y, scale, inv, y)
+        rest[a:b] /= part
+        inv *= part
         if offset is not None:
             y += offset
 
@@ -102,9 +117,10 @@ def _backward(
 
     def body(a: int, b: int) -> None:
         r, u, dx, inv = rows[a:b], up[a:b], result[a:b], inverse[a:b, None]
-        n = np.subtract(r, centre[a:b, None], out=scratch(r.shape, work, "rows"))
-        n -= rest[a:b, None]
-        n *= inv
+        n = scratch(r.shape, work, "rows")
+        part = centred(r, centre[a:b], n)
+        n -= rest[a:b, None] * part
+        n *= inv / part
         un = np.multiply(u, n, out=dx)
         ones = np.ones(b - a, work)
         if needs[1]:

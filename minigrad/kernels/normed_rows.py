@@ -59,7 +59,8 @@ def inverse_rms(x: Array, eps: float, out: Array) -> None:
     np.sqrt(out, out=out)
     np.divide(1, out, out=out)
     if scale is not None:
-        out *= scale
+        with np.errstate(over="ignore"):  # see normalize
+            out *= scale
 
 
 def _mean_square(x: Array, eps: Any, out: Array) -> bool:
@@ -76,8 +77,16 @@ def _mean_square(x: Array, eps: Any, out: Array) -> bool:
 
 
 def normalize(x: Array, weight: Array | None, inverse: Array, out: Array) -> None:
-    """``out = x · inverse · weight``; a weight of None is 1."""
+    """``out = x · inverse · weight``; a weight of None is 1.
+
+    Without an eps the inverse of a row of the smallest numbers may be infinite, which x times it is not.
+    """
+    if (far := np.isinf(inverse)).any():
+        rows, inverse = x[far] * LIMIT[x.itemsize] ** 3, np.where(far, 1, inverse)
+        rows /= np.sqrt(np.vecdot(rows, rows) / x.shape[1])[:, None]
     np.multiply(x, inverse[:, None], out=out)
+    if far.any():
+        out[far] = rows
     if weight is not None:
         out *= weight
 
@@ -88,13 +97,16 @@ def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: A
     With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r.
     """
     limit = LIMIT[x.itemsize]
-    if not 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit:
-        scale = power_of_two(inverse)  # the cube, or g x, may overflow
-        if (scale != 1).any():  # else they are 0 or no numbers, which stay
-            share = normalize_backward(g, x * scale[:, None], weight, inverse / scale, out)
-            if out is not None:
-                out *= scale[:, None]
-            return share
+    if 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit:
+        return _backward_in_range(g, x, weight, inverse, out)
+    scale, size = power_of_two(inverse), power_of_two(np.abs(weight).max(initial=0))  # the cube, or g x, may overflow
+    share = _backward_in_range(g, x * scale[:, None], weight / size, inverse / scale, out)
+    if out is not None:
+        out *= (scale * size)[:, None]
+    return share
+
+
+def _backward_in_range(g: Array, x: Array, weight: Array, inverse: Array, out: Array | None) -> Array:
     gx = np.multiply(g, x, out=scratch(x.shape, x.dtype, "more rows"))
     share = inverse @ gx
     if out is not None:

@@ -68,16 +68,19 @@ def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
     """``out = e^(x - shift)`` and ``sums`` of its rows; shift is 0 where that is safe, else the maximum of the row.
 
     The sums tell: within safe bounds nothing overflowed and nothing that counts underflowed. So a tile of ordinary
-    numbers is spared the maximum and the subtraction, half a nanosecond an element. A row of only -∞ has the sum 0.
+    numbers is spared the maximum and the subtraction, half a nanosecond an element. In other tiles each row decides
+    for itself: its numbers don't depend on its neighbours. A row of only -∞ has the sum 0.
     """
     ones = np.ones(x.shape[1], x.dtype)
-    with np.errstate(over="ignore", under="ignore"):
+    shift[...] = 0
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         np.exp(x, out=out)
         np.matmul(out, ones, out=sums)
-        shift[...] = 0
-        if not bool(((sums > 1 / SAFE) & (sums < SAFE)).all()):
-            np.max(x, axis=1, out=shift, initial=-math.inf)
-            shift[~np.isfinite(shift)] = 0
+        safe = (sums > 1 / SAFE) & (sums < SAFE)
+    if not safe.all():
+        np.max(x, axis=1, out=shift, initial=-math.inf)
+        shift[safe | ~np.isfinite(shift)] = 0
+        with np.errstate(over="ignore", under="ignore"):
             np.subtract(x, shift[:, None], out=out)
             np.exp(out, out=out)
             np.matmul(out, ones, out=sums)

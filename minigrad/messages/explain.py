@@ -57,7 +57,7 @@ def told(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: E
     The error stays as it is if it is one of ours, if a function of the user took part in what failed, or if another of
     our boundaries made this call for him.
     """
-    libraries = [sys.modules[name] for name in ("numpy", "cupy") if name in sys.modules]
+    libraries = [sys.modules[name] for name in ("numpy", "scipy", "cupy") if name in sys.modules]
     inside = (*OURS, *(f"{Path(str(library.__file__)).parent}{os.sep}" for library in libraries))
 
     def is_inside(frame: FrameType) -> bool:
@@ -164,7 +164,8 @@ def wrong_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """The error for a call that doesn't fit the signature of the function."""
     name, signature = spelled(function)
     unknown = [key for key in kwargs if key not in signature.parameters]
-    hint = keyword_hint(unknown[0], signature.parameters) if unknown else misfit(function, args, kwargs)
+    by_name = [key for key, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    hint = keyword_hint(unknown[0], by_name) if unknown else misfit(function, args, kwargs)
     shown = args[len(args) and "self" in inspect.signature(function).parameters :]
     got = ", ".join([*map(describe, shown), *(f"{key}={describe(value)}" for key, value in kwargs.items())])
     return CallError(f"{name}{signature}", f"{name}({got})", hint)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
+from difflib import get_close_matches
 from typing import Any
 
 from minigrad.errors import AttributeHintError
@@ -47,7 +48,8 @@ NAMES = {
     "from_numpy": "minigrad.asarray", "as_tensor": "minigrad.asarray", "array": "minigrad.Tensor",
     "empty": "minigrad.zeros", "linspace": "minigrad.asarray(np.linspace(…))", "zeros_like": "0 * x",
     "ones_like": "0 * x + 1", "full_like": "minigrad.full(x.shape, …)", "new_zeros": "minigrad.zeros",
-    "new_ones": "minigrad.ones", "new_tensor": "minigrad.Tensor", "allclose": "np.allclose", "nn": "import nn",
+    "new_ones": "minigrad.ones", "new_tensor": "minigrad.Tensor", "allclose": "np.allclose",
+    "nn": "import nn; where a file of yours has that name, from minigrad import nn",
     "optim": "import optim", "Parameter": "nn.Parameter", "RMSprop": "optim.Adam", "Adagrad": "optim.Adam",
     "lr_scheduler": "optim.cosine_schedule, step_schedule",
     # layers and losses
@@ -63,6 +65,26 @@ NAMES = {
     "l1_loss": "minigrad.absolute(x - y).mean()", "logsigmoid": "-minigrad.softplus(-x)",
     "ParameterList": "attributes of an nn.Module, one for each", "init": "x.data = …",
     "utils": "optim.clip_grad_norm, nn.batches", "clip_grad_norm_": "optim.clip_grad_norm",
+    **dict.fromkeys(("Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD"), "optim.Adam"),
+    "LBFGS": "scipy.optimize.minimize, with minigrad.value_and_grad",
+}  # fmt: skip
+
+# Names that another library has and this one won't, with the reason.
+OUT_OF_SCOPE = {
+    **dict.fromkeys(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"),
+        "layers that run step by step are slow on arrays; a cell is a Module of two nn.Linear"),
+    **dict.fromkeys(("Dataset", "TensorDataset", "IterableDataset", "data"),
+        "data are arrays, and a batch of them is data[rows]; a memory-mapped file is one too"),
+    **dict.fromkeys(("Conv3d", "ConvTranspose3d", "MaxPool3d", "AvgPool3d", "BatchNorm3d", "conv3d"),
+        "minigrad has no layers for volumes"),
+    **dict.fromkeys(("complex64", "complex128", "complex", "cfloat", "view_as_complex", "polar", "fft", "stft"),
+        "every number is real; a Fourier transform of data, without a gradient, is np.fft's"),
+    **dict.fromkeys(("sparse", "sparse_coo_tensor", "to_sparse", "sparse_csr_tensor"),
+        "arrays are dense; scatter_add and nn.Embedding work by index"),
+    "jit": "there is no compiler; fused operations have kernels already",
+    "onnx": "weights are saved as safetensors, which every library reads",
+    "distributions": "minigrad.random draws the numbers",
+    "multiprocessing": "arrays are NumPy's, which any process pool takes",
 }  # fmt: skip
 
 # A keyword of torch, or of an older habit, and the one here; a hint is given where the function has that one.
@@ -72,17 +94,22 @@ KEYWORDS = {
     "largest": "k", "descending": "axis", "split_size": "indices_or_sections", "chunks": "indices_or_sections",
     "embed_dim": "d_model", "dim_feedforward": "d_ff", "nhead": "num_heads", "tensors": "arrays", "shifts": "shift",
     "diagonal": "k", "pad": "pad_width", "value": "constant_values", "fill_value": "value", "size": "shape",
+    "learning_rate": "lr", "beta1": "betas", "beta2": "betas", "epsilon": "eps", "l2": "weight_decay",
 }  # fmt: skip
 
 
-def keyword_hint(unknown: str, known: Container[str]) -> str:
+def keyword_hint(unknown: str, known: Collection[str]) -> str:
     """What to do about a keyword that a function with the arguments ``known`` doesn't have.
 
     >>> keyword_hint("dim", ["x", "axis"])
     'axis= takes the place of dim='
+    >>> keyword_hint("weightdecay", ["lr", "weight_decay"])
+    'weight_decay= may be what is meant'
     """
-    ours = KEYWORDS.get(unknown, "")
-    return f"{ours}= takes the place of {unknown}=" if ours in known else f"there is no {unknown}="
+    if KEYWORDS.get(unknown) in known:
+        return f"{KEYWORDS[unknown]}= takes the place of {unknown}="
+    alike = get_close_matches(unknown, known, 1, 0.75)
+    return f"{alike[0]}= may be what is meant" if alike else f"there is no {unknown}="
 
 
 def unknown_name(owner: Any, label: str, name: str) -> AttributeError:
@@ -104,6 +131,8 @@ def _name_hint(name: str) -> str:
             return f"use {module}.{name}"
     if name in NAMES:
         return f"use {NAMES[name]}"
+    if name in OUT_OF_SCOPE:
+        return f"out of scope: {OUT_OF_SCOPE[name]}"
     if name.endswith("_"):
         return f"nothing works in place: x = x.{NAMES.get(name[:-1], name[:-1])}(…)"
     return "dir() lists them"

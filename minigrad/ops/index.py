@@ -119,6 +119,14 @@ def add_at(g: Array, index: Any, shape: Any) -> Array:
     return wide.astype(g.dtype, copy=False)
 
 
+def _held(index: Any, what: str) -> Any:
+    """An index in which Tensors of a tuple are copied: of these no node would notice a change."""
+    if not isinstance(index, tuple):
+        return index
+    return tuple(array_of(part).copy() if array_of(part) is not part else part for part in index)
+
+
+getitem.checks["index"] = add_at.checks["index"] = _held
 getitem.defvjp(lambda g, index, x_shape: add_at(g, index, x_shape))
 add_at.defvjp(lambda g, index: getitem(g, index))
 
@@ -138,8 +146,9 @@ def take(x: Array, indices: ArrayLike, axis: int | None = None) -> Array:
     """
     if axis is None or x.ndim == 0:
         x, axis = ravel(x), axis or 0
-    chosen = as_operand(plain_index(indices), "indices of take")
-    if np.result_type(chosen).kind not in "iu":
+    kept = array_of(indices) is not indices and array_of(x) is not x
+    chosen: Any = indices if kept else as_operand(plain_index(indices), "indices of take")
+    if np.result_type(array_of(chosen)).kind not in "iu":
         raise DTypeError("integer indices", describe(chosen), "a boolean mask goes in x[mask]")
     axis = normal_axis(axis, x.ndim)
     return getitem(x, along(axis, x.ndim, chosen) if axis else chosen)

@@ -98,6 +98,21 @@ def in_range(x: Array, form: Callable[[Array], Array], far: float = math.inf) ->
     return None if x.size and far < math.inf and float(total.max()) > far else total
 
 
+def summed(form: Callable[[Array], Array], x: Array) -> Array:
+    """Sums of elements of x that ``form`` makes; of smaller numbers, where one overflowed on the way.
+
+    ``[3e38, 3e38, -3e38]`` sums to 3e38 in float32. A sum that is beyond the range itself is infinite, and NumPy warns.
+    """
+    try:
+        with np.errstate(over="raise"):
+            return form(x)
+    except FloatingPointError:
+        with np.errstate(over="ignore", invalid="ignore"):
+            plain = form(x)
+    part = 2.0 ** -x.size.bit_length()
+    return np.where(np.isfinite(plain), plain, form(x * part) / part).astype(plain.dtype)[()]
+
+
 def share_of(g: Array, size: Array) -> Array | None:
     """``g / size``; None where a size is 0, or a digit is lost to the range of the dtype."""
     if is_on_gpu(array_of(g)):
@@ -136,8 +151,12 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     xp = array_module(x)
     x = chosen(xp.asarray(x), where)
     if is_half(x.dtype):
-        return cast_to(xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32), x.dtype)
-    return xp.sum(x, axis=axis, keepdims=keepdims)
+        return cast_to(summed(lambda x: xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32), x), x.dtype)
+    try:  # NumPy looks for an overflow in any case
+        with np.errstate(over="raise"):
+            return xp.sum(x, axis=axis, keepdims=keepdims)
+    except FloatingPointError:
+        return summed(lambda x: xp.sum(x, axis=axis, keepdims=keepdims), x)
 
 
 sum.defvjp(lambda g, x_shape, axis, keepdims, where: masked(broadcast_back(g, x_shape, axis, keepdims), where))

@@ -1,20 +1,57 @@
-"""Running sums and products along an axis, and the product over axes, whose derivative is made of running ones."""
+"""Running sums and products along an axis, and the product over axes, whose derivative is made of running ones.
+
+A product may be a number of its dtype where a partial one is not. Where one overflowed or lost digits, the elements are
+divided by powers of two with which every running product is near 1; no digit changes. A GPU is not asked.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, array_module, cast_to, is_half
+from minigrad.backend import Array, Axes, accumulator, array_module, array_of, cast_to, is_half
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import sample
-from minigrad.ops.piecewise import zeros_like
-from minigrad.ops.reduce import broadcast_back, chosen, masked, over_axes
+from minigrad.ops.piecewise import astype, zeros_like
+from minigrad.ops.reduce import broadcast_back, chosen, masked, over_axes, summed
 from minigrad.ops.shape import as_tuple, concatenate, flip, moveaxis, reshape
 
 __all__ = ["cumprod", "cumsum", "prod"]
+
+# ---- the range of a dtype -------------------------------------------------------------------------------------------
+
+
+def in_range(form: Callable[[], Any]) -> Any:
+    """What ``form`` makes, None where a product overflowed or lost digits by being too small on the way."""
+    found: list[str] = []
+    note = lambda kind, flag: found.append(kind)
+    with np.errstate(over="call", under="call", invalid="call", call=note):  # NumPy looks for these in any case
+        out = form()
+    return None if found else out
+
+
+def exponents(rows: Array) -> tuple[Array, Array]:
+    """For each running product along the last axis the power of two near it, and how much each element adds to that.
+
+    Zeros and what is not finite count as 1. With an element's share taken out of it, every running product is near 1.
+    """
+    xp = array_module(rows)
+    with np.errstate(divide="ignore"):
+        size = xp.log2(xp.abs(rows).astype(np.float64))
+    powers = xp.rint(xp.cumsum(xp.where(xp.isfinite(size), size, 0), axis=-1))
+    return powers, xp.diff(powers, axis=-1, prepend=0)
+
+
+def times_power(x: Array, powers: Array) -> Array:
+    """``x · 2^powers`` in two steps, since a power may leave the range where the product doesn't."""
+    xp, most = array_module(array_of(x)), np.finfo(x.dtype).maxexp - 2
+    first = xp.clip(xp.trunc(powers / 2), -most, most)
+    rest = xp.clip(powers - first, -most, most)
+    return x * xp.exp2(first).astype(x.dtype) * xp.exp2(rest).astype(x.dtype)
+
 
 # ---- products -------------------------------------------------------------------------------------------------------
 
@@ -28,27 +65,66 @@ def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     """
     xp = array_module(x)
     x = chosen(xp.asarray(x), where, 1)
-    if is_half(x.dtype):
-        return cast_to(xp.prod(x, axis=axis, keepdims=keepdims, dtype=np.float32), x.dtype)
-    return xp.prod(x, axis=axis, keepdims=keepdims)
+    work = np.float32 if is_half(x.dtype) else None
+
+    def plain() -> Array:
+        return xp.prod(x, axis=axis, keepdims=keepdims, dtype=work)
+
+    out = in_range(plain)
+    if out is None:
+        rows = _as_rows(x if work is None else x.astype(work), _axes(x, axis))
+        powers, shares = exponents(rows)
+        with np.errstate(all="ignore"):
+            shape = plain().shape
+        out = times_power(xp.prod(times_power(rows, -shares), axis=-1), powers[..., -1]).reshape(shape)
+    return out if work is None else cast_to(out, x.dtype)
 
 
-def product_of_others(x: Array, axis: Axes) -> Array:
-    """For each element the product of all others along ``axis``: exclusive products from both sides, no division."""
-    axes = tuple(range(x.ndim)) if axis is None or not x.ndim else as_tuple(axis)
-    last = tuple(range(x.ndim - len(axes), x.ndim))
-    moved = moveaxis(x, axes, last)
-    n = math.prod(moved.shape[a] for a in last)
-    rows = reshape(moved, (*moved.shape[: x.ndim - len(axes)], n))
+def _axes(x: Array, axis: Axes) -> tuple[int, ...]:
+    return tuple(range(x.ndim)) if axis is None or not x.ndim else as_tuple(axis)
+
+
+def _as_rows(x: Array, axes: tuple[int, ...]) -> Array:
+    """``x`` with ``axes`` as the last one."""
+    moved = moveaxis(x, axes, tuple(range(x.ndim - len(axes), x.ndim)))
+    return reshape(moved, (*moved.shape[: x.ndim - len(axes)], math.prod(moved.shape[x.ndim - len(axes) :])))
+
+
+def _from_rows(rows: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
+    """The inverse of :func:`_as_rows`."""
+    last = tuple(range(len(shape) - len(axes), len(shape)))
+    kept = [n for a, n in enumerate(shape) if a not in {a % max(len(shape), 1) for a in axes}]
+    return moveaxis(reshape(rows, (*kept, *(shape[a] for a in axes))), last, axes)
+
+
+def product_of_others(rows: Array) -> Array:
+    """For each element the product of all others of its row: exclusive products from both sides, no division."""
+    if not hasattr(rows, "_data"):  # nothing records: the same in half the time
+        xp = array_module(rows)
+        before, after = xp.ones_like(rows), xp.ones_like(rows)
+        before[..., 1:] = xp.cumprod(rows[..., :-1], axis=-1)
+        after[..., :-1] = xp.cumprod(rows[..., :0:-1], axis=-1)[..., ::-1]
+        return before * after
     ones = zeros_like(rows[..., :1]) + 1
     before = cumprod(concatenate([ones, rows[..., :-1]], -1), -1)
     after = flip(cumprod(concatenate([ones, flip(rows, -1)[..., :-1]], -1), -1), -1)
-    return moveaxis(reshape(before * after, moved.shape), last, axes)
+    return before * after
 
 
 def _prod_rule(g: Array, x: Array, axis: Axes, keepdims: bool, where: Array | None) -> Array:
-    counting = x if where is None else masked(x, where) + ~where
-    return masked(broadcast_back(g, x.shape, axis, keepdims) * product_of_others(counting, axis), where)
+    axes, counting = _axes(x, axis), x if where is None else masked(x, where) + ~where
+    g = masked(broadcast_back(g, x.shape, axis, keepdims), where)
+    rows, g = _as_rows(counting, axes), _as_rows(g, axes)
+    if is_half(x.dtype):  # rounded once, at the end
+        rows, g = astype(rows, np.float32), astype(g, np.float32)
+    out = in_range(lambda: array_of(g) * product_of_others(array_of(rows)))
+    if out is None:
+        powers, shares = exponents(array_of(rows))
+        level = product_of_others(times_power(rows, -shares)) * g
+        out = times_power(level, powers[..., -1:] - shares)
+    elif hasattr(rows, "_data") or hasattr(g, "_data"):  # which record
+        out = g * product_of_others(rows)
+    return masked(_from_rows(astype(out, x.dtype) if is_half(x.dtype) else out, x.shape, axes), where)
 
 
 prod.defvjp(_prod_rule)
@@ -71,7 +147,7 @@ def cumsum(x: Array, axis: int | None = None) -> Array:
     """
     xp = array_module(x)
     x = xp.asarray(x)
-    out = xp.cumsum(x, axis=axis, dtype=_running(x))
+    out = summed(lambda x: xp.cumsum(x, axis=axis, dtype=_running(x)), x)
     return cast_to(out, x.dtype) if is_half(x.dtype) else out
 
 
@@ -92,7 +168,12 @@ def cumprod(x: Array, axis: int | None = None) -> Array:
     """
     xp = array_module(x)
     x = xp.asarray(x)
-    out = xp.cumprod(x, axis=axis, dtype=_running(x))
+    out = in_range(lambda: xp.cumprod(x, axis=axis, dtype=_running(x)))
+    if out is None:
+        rows = (x.reshape(-1) if axis is None else xp.moveaxis(x, axis, -1)).astype(accumulator(x.dtype))
+        powers, shares = exponents(rows)
+        out = times_power(xp.cumprod(times_power(rows, -shares), axis=-1), powers)
+        out = out if axis is None else xp.moveaxis(out, -1, axis)
     return cast_to(out, x.dtype) if is_half(x.dtype) else out
 
 
@@ -126,13 +207,33 @@ linear_recurrence.defvjp(
 )
 
 
+def _levelled(derivative: Callable[[Array, Array], Array], g: Array, rows: Array) -> Array:
+    """The gradient of a running product of rows whose products leave the range, relative to the row's largest term."""
+    wide = astype(rows, np.float64)
+    powers, shares = exponents(array_of(wide))
+    xp = array_module(powers)
+    with np.errstate(divide="ignore"):
+        terms = powers + xp.log2(xp.abs(array_of(g)).astype(np.float64))
+    largest = xp.rint(xp.max(xp.where(xp.isfinite(terms), terms, -math.inf), axis=-1, keepdims=True, initial=-math.inf))
+    largest = xp.where(xp.isfinite(largest), largest, 0)
+    level = derivative(times_power(astype(g, wide.dtype), powers - largest), times_power(wide, -shares))
+    return astype(times_power(level, largest - shares), rows.dtype)
+
+
 def _cumprod_rule(g: Array, x: Array, axis: int | None) -> Array:
     """x[k] receives (product before k) · (g[k] + x[k+1] (g[k+1] + x[k+2] (…))): Horner, without a division."""
     axis = None if x.ndim == 0 else axis
     rows = reshape(x, (-1,)) if axis is None else moveaxis(x, axis, -1)
     g = g if axis is None else moveaxis(g, axis, -1)
-    before = cumprod(_shifted(rows, zeros_like(rows[..., :1]) + 1), -1)
-    result = before * _suffix_recurrence(g, rows)
+
+    def derivative(g: Array, rows: Array) -> Array:
+        return cumprod(_shifted(rows, zeros_like(rows[..., :1]) + 1), -1) * _suffix_recurrence(g, rows)
+
+    result = in_range(lambda: derivative(array_of(g), array_of(rows)))
+    if result is None:
+        result = _levelled(derivative, g, rows)
+    elif hasattr(rows, "_data") or hasattr(g, "_data"):  # which record
+        result = derivative(g, rows)
     return reshape(result, x.shape) if axis is None else moveaxis(result, -1, axis)
 
 

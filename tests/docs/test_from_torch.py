@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,43 @@ def test_float_literals_are_float64_and_own_numbers_float32() -> None:
     assert mg.zeros(2).dtype == mg.random.normal(size=2).dtype == nn.Linear(2, 2).weight.dtype == np.float32
 
 
+def test_float64_data_widen_a_float32_layer() -> None:
+    with pytest.warns(UserWarning, match="astype"):
+        assert nn.Linear(3, 2)(X).dtype == np.float64
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.nn.Linear(3, 2)(THEIRS)
+
+
+def test_numpy_serves_a_recorded_tensor() -> None:
+    ours, theirs = mg.Tensor(X, requires_grad=True), THEIRS.clone().requires_grad_()
+    np.testing.assert_array_equal((ours * 2).numpy(), X * 2)
+    with pytest.raises(RuntimeError, match="detach"):
+        (theirs * 2).numpy()
+
+
+def test_an_array_made_of_a_recorded_tensor_is_refused() -> None:
+    ours, theirs = mg.Tensor(X, requires_grad=True), THEIRS.clone().requires_grad_()
+    with pytest.raises(RuntimeError):
+        np.asarray(theirs)
+    for form in (np.asarray, lambda x: np.zeros(X.shape).__setitem__(..., x)):
+        with pytest.raises(GraphError, match="NumPy array"):
+            form(ours)
+    np.exp(ours).sum().backward()
+    np.testing.assert_allclose(ours.grad, np.exp(X), rtol=1e-14)
+    with mg.no_grad():
+        np.testing.assert_array_equal(np.asarray(ours), X)
+
+
+def test_float_gives_the_number_outside_of_a_transform() -> None:
+    ours, theirs = mg.Tensor(2.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    assert math.exp(ours) == math.exp(2)
+    with pytest.warns(UserWarning, match="detach"):
+        assert math.exp(theirs) == math.exp(2)
+    with pytest.raises(GraphError, match=r"x\.item\(\)"):
+        mg.value_and_grad(lambda x: x * math.exp(x))(ours)
+    assert mg.value_and_grad(lambda x: x * x.item())(ours)[1].item() == 2
+
+
 def test_keywords_and_methods_of_habit_are_errors_that_name_ours() -> None:
     for call in (lambda: mg.softmax(OURS, dim=1), lambda: OURS.softmax(dim=1), lambda: nn.functional.glu(OURS, dim=1)):
         with pytest.raises(CallError, match="axis= takes the place of dim="):
@@ -111,6 +149,10 @@ CHECKED = {
     "`t[i] = v`": test_assignment_is_refused_where_it_is_recorded,
     "`cross_entropy` classes": test_classes_are_the_last_axis,
     "float literals": test_float_literals_are_float64_and_own_numbers_float32,
+    "float64 data into a float32 layer": test_float64_data_widen_a_float32_layer,
+    "`x.numpy()` of a recorded tensor": test_numpy_serves_a_recorded_tensor,
+    "`np.asarray(x)` of a recorded tensor": test_an_array_made_of_a_recorded_tensor_is_refused,
+    "`float(x)`, `math.exp(x)`": test_float_gives_the_number_outside_of_a_transform,
     "`dim=`, `keepdim=`": test_keywords_and_methods_of_habit_are_errors_that_name_ours,
     "`t.view`, `t.permute`, …": test_keywords_and_methods_of_habit_are_errors_that_name_ours,
     "scatter and gather": test_gather_and_scatter_add,

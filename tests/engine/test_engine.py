@@ -1,15 +1,20 @@
 """How the graph behaves: its life and death, modes, hooks, versions, protocols, and operations of one's own."""
 
+import functools
 import gc
+import math
+import operator
 import sys
 import threading
 import weakref
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 import minigrad as mg
+import nn
 import optim
 from minigrad.backend import is_array
 from minigrad.engine.core import Node, Primitive, SequencePrimitive
@@ -274,6 +279,206 @@ def test_hooks_under_create_graph_get_tensors():
         mg.Tensor(1.0).register_hook(print)
 
 
+def outer_leaf(x):
+    return x, lambda a: a * a, x
+
+
+def outer_result(x):
+    y = x * 1.0
+    return y, lambda a: a * a, y
+
+
+def closure_leaf(x):
+    return x, lambda a: x * x + a * 0, mg.Tensor([1.0, 1.0])
+
+
+def closure_result(x):
+    y = x * 1.0
+    return y, lambda a: y * y + a * 0, mg.Tensor([1.0, 1.0])
+
+
+@pytest.mark.parametrize("make", [outer_leaf, outer_result, closure_leaf, closure_result])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_hooks_run_once_whatever_a_checkpoint_recomputes(make, depth):
+    """d/dx x² is 2x, three times as much by the hook; d/dx of its square 4x³, with 3 for each derivative by x."""
+    x, seen = leaf(1.0, 2.0), []
+    hooked, function, given = make(x)
+    hooked.register_hook(lambda g: (seen.append(1), g * 3)[1])
+    for _ in range(depth):
+        function = functools.partial(mg.checkpoint, function)
+    function(given).sum().backward(retain_graph=True)
+    assert (x.grad.tolist(), len(seen)) == ([6, 12], 1)
+    (first,) = mg.grad(function(given).sum(), x, create_graph=True)
+    assert (first.tolist(), len(seen)) == ([6, 12], 2)
+    (second,) = mg.grad(first.sum(), x)  # 3 · d(2x)/dx, and the hook once more
+    assert (second.tolist(), len(seen)) == ([18, 18], 3)
+
+
+def test_a_hook_that_a_checkpointed_function_registers_counts_once():
+    def function(a):
+        a.register_hook(lambda g: g * 3)
+        return a * a
+
+    for x in (leaf(1.0, 2.0), leaf(1.0, 2.0) * 1.0):
+        (g,) = mg.grad(mg.checkpoint(function, x).sum(), x)
+        assert g.tolist() == [6, 12]
+
+
+def test_hooks_may_write_into_what_they_get():
+    """It is a copy: neither the other term of a sum nor the caller's array changes."""
+
+    def double(g):
+        g *= 2
+
+    x, y, upstream = leaf(1.0, 2.0), leaf(1.0, 2.0), np.array([1.0, 1.0])
+    inner = x * 1.0
+    inner.register_hook(double)
+    x.register_hook(double)
+    (inner + y).backward(upstream)
+    assert (x.grad.tolist(), y.grad.tolist(), upstream.tolist()) == ([4, 4], [1, 1], [1, 1])
+
+
+def test_one_hook_registered_twice_is_removed_once_by_each_handle():
+    x, seen = leaf(1.0), []
+    first, second = x.register_hook(seen.append), x.register_hook(seen.append)
+    first.remove()
+    first.remove()
+    (x * 1).backward()
+    assert len(seen) == 1
+    second.remove()
+    (x * 1).backward()
+    assert len(seen) == 1
+
+
+def test_hooks_of_an_output_that_leads_to_no_input_stay_silent():
+    x, y, seen = leaf(1.0), leaf(2.0), []
+    y.register_hook(seen.append)
+    aside = y * 2
+    aside.register_hook(seen.append)
+    assert mg.grad([x * 3, aside, y], [x])[0].item() == 3
+    assert seen == []
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def read_as(name):
+    return {
+        "operation": lambda c: c * 1.0, "comparison": lambda c: mg.where(c > 0, c, -2.0 * c), "item": mg.Tensor.item,
+        "float": float, "truth": lambda c: 2.0 if c else 3.0, "numpy": lambda c: c.numpy() * 2,
+        "tolist": lambda c: c.tolist(), "array": lambda c: np.asarray(c) + 1, "view": lambda c: c.reshape(1)[0],
+        "index": lambda c: mg.Tensor([5.0, 6.0])[(c > 0).astype("int64")],
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "way", ["operation", "comparison", "item", "float", "truth", "numpy", "tolist", "array", "view", "index"]
+)
+def test_a_checkpoint_notices_a_constant_that_its_function_reads(way):
+    x, c, read = leaf(1.0, 2.0), mg.Tensor(2.0), read_as(way)
+    out = mg.checkpoint(lambda a: a * a * read(c), x).sum()
+    c[...] = -3.0
+    with pytest.raises(GraphError, match="which the function reads"):
+        out.backward()
+    assert x.grad is None
+
+
+def test_a_checkpoint_notices_changes_of_recorded_tensors():
+    """Of one in the closure, of an argument, and of a leaf of which the closure has a view; each is named."""
+    x = leaf(1.0, 2.0)
+    x.name = "weight"
+    y, z, view = x * 3.0, x * 3.0, x.T
+    for function, given, changed, words in (
+        (lambda: mg.sin(y), (), y, "made by 'multiply'"),
+        (mg.sin, (z,), z, "made by 'multiply'"),
+        (lambda: view * view, (), x, "'weight'"),
+    ):
+        out = mg.checkpoint(function, *given).sum()
+        changed.data -= 0.5
+        with pytest.raises(GraphError, match=f"{words}.*which the function reads"):
+            out.backward()
+
+
+def test_a_checkpoint_whose_function_does_something_else_is_refused():
+    x, ws = leaf(1.0, 2.0), [leaf(2.0), leaf(3.0)]
+    outs = []
+    for w in ws:
+        outs.append(mg.checkpoint(lambda a: a * w, x).sum())  # noqa: B023 - the mistake
+    with pytest.raises(GraphError, match="made from other tensors"):
+        outs[0].backward()
+    outs[1].backward()
+    assert (x.grad.tolist(), ws[1].grad.tolist()) == ([3, 3], 3)
+    drop = nn.Dropout(0.5)
+    out = mg.checkpoint(drop, x).sum()
+    drop.eval()
+    with pytest.raises(GraphError, match="other random numbers"):
+        out.backward()
+    width = [2]
+    out = mg.checkpoint(lambda a: a[: width[0]], x).sum()
+    width[0] = 1
+    with pytest.raises(GraphError, match="shapes"):
+        out.backward()
+
+
+class Pair(NamedTuple):
+    square: mg.Tensor
+    constant: mg.Tensor
+
+
+@pytest.mark.parametrize("kind", [tuple, list, lambda parts: Pair(*parts)])
+def test_a_constant_among_a_checkpoints_results_stays_one(kind):
+    x = leaf(1.0, 2.0)
+    out = mg.checkpoint(lambda a: kind([a * a, mg.Tensor([7.0])]), x)
+    assert type(out) is type(kind([1, 2]))
+    assert (out[0].requires_grad, out[1].requires_grad, out[1].node) == (True, False, None)
+    (out[0].sum() * out[1]).sum().backward()
+    assert x.grad.tolist() == [14, 28]
+
+
+def test_a_leaf_that_was_frozen_since_gets_no_gradient():
+    for wrap in (lambda f, *a: f(*a), mg.checkpoint):
+        x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        out = wrap(mg.multiply, x, y).sum()
+        x.requires_grad = False
+        out.backward()
+        assert (x.grad, y.grad.tolist()) == (None, [1, 2])
+
+
+def test_transforms_keep_named_results():
+    out, pull = mg.vjp(lambda x: Pair(x * x, x + 1.0), np.array([1.0, 2.0]))
+    assert type(out) is Pair and out.constant.tolist() == [2, 3]
+    assert pull(Pair(np.ones(2), np.zeros(2))).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
+def test_transforms_nest(order):
+    """x⁵ and its derivatives at 2; by value_and_grad, jvp and vjp in turns."""
+    ways = [
+        lambda f: lambda x: mg.value_and_grad(f)(x)[1],
+        lambda f: lambda x: mg.jvp(f, x, mg.Tensor(1.0))[1],
+        lambda f: lambda x: mg.vjp(f, x)[1](mg.Tensor(1.0)),
+        lambda f: (
+            lambda x: mg.hvp(lambda v: f(v) * v, x, mg.Tensor(0.5))[1] - 0.5 * x * mg.hvp(f, x, mg.Tensor(1.0))[1]
+        ),
+    ]  # the last: (f·x)'' / 2 - x f'' / 2 is f'
+    for first in range(4):
+        f = lambda x: x**5
+        for k in range(order):
+            f = ways[(first + k) % 4](f)
+        expected = math.factorial(5) / math.factorial(5 - order) * 2.0 ** (5 - order)
+        np.testing.assert_allclose(f(mg.Tensor(2.0)).item(), expected, rtol=1e-12)
+
+
+def test_a_transform_that_fails_inside_of_another_leaves_that_alone():
+    def f(x):
+        with pytest.raises(ZeroDivisionError):
+            mg.hvp(lambda v: (v * v).sum() / (1 // 0), x, x)
+        return x * mg.value_and_grad(lambda y: x * y)(1.0)[1]  # x, not 1: each derivative is by its own variable
+
+    assert mg.value_and_grad(f)(3.0)[1].item() == 6
+    assert mg.is_grad_enabled()
+
+
 # ---- 28: modes ------------------------------------------------------------------------------------------------------
 
 
@@ -467,6 +672,103 @@ def test_29_augmented_assignment_makes_a_new_tensor():
     np.testing.assert_allclose(x.grad, np.exp([0, 1]))
     assert y.tolist() == np.exp([0.0, 1.0]).tolist()
     assert z is not y
+
+
+IN_PLACE = {
+    "+": operator.iadd, "-": operator.isub, "*": operator.imul, "/": operator.itruediv, "**": operator.ipow,
+    "%": operator.imod, "@": operator.imatmul,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sign", IN_PLACE)
+def test_29_leaves_change_in_place_under_no_grad_alone(sign):
+    """Of the same object, in the same memory, noticed by graphs; without no_grad refused, and nothing changed."""
+    change, start, other = IN_PLACE[sign], np.array([[1.5, 2.5], [0.5, 4.0]]), np.array([[2.0, 0.5], [1.0, 3.0]])
+    x, expected = leaf(start), change(start.copy(), other)
+    memory, seen, y = x.data, x.detach(), (x * x).sum()
+    with pytest.raises(GraphError, match=r"no_grad\(\).*\n.*of a leaf"):
+        change(x, other)
+    assert x.tolist() == start.tolist()
+    with mg.no_grad():
+        z = change(x, other)
+    assert z is x and x.data is memory and x.requires_grad and x.node is None
+    assert x.tolist() == seen.tolist() == expected.tolist()
+    with pytest.raises(GraphError, match="data changed since"):
+        y.backward()
+    (x * 3.0).sum().backward()
+    assert x.grad.tolist() == [[3, 3], [3, 3]]
+
+
+def test_29_a_step_of_descent_in_place():
+    w = leaf(np.float32([1.0, 2.0]))
+    for _ in range(2):
+        (w * w).sum().backward()
+        with mg.no_grad():
+            w -= np.float64(0.25) * w.grad  # whatever its dtype
+        w.grad = None
+    assert w.tolist() == [0.25, 0.5] and w.dtype == np.float32 and w.requires_grad
+    with pytest.raises(ShapeError, match=r"\(2,\).*\n.*\(3, 2\)"), mg.no_grad():
+        w += np.ones((3, 2))
+    assert w.tolist() == [0.25, 0.5]
+
+
+def test_29_results_and_constants_rebind():
+    x, total = leaf(1.0, 2.0), mg.Tensor(0.0)
+    first = total
+    for _ in range(3):
+        total += (x * x).sum()
+    total.backward()
+    assert (x.grad.tolist(), first.item(), total.item()) == ([6, 12], 0, 15)
+    kept = y = x * 2
+    with mg.no_grad():
+        y += 1
+    assert (kept.tolist(), y.tolist()) == ([2, 4], [3, 5])
+
+
+def test_29_a_function_may_rebind_its_argument_in_a_transform():
+    def f(x):
+        x *= x
+        with mg.no_grad():
+            y = x
+            y += 1
+        return x.sum()
+
+    start = mg.Tensor([1.0, 2.0])
+    assert mg.value_and_grad(f)(start)[1].tolist() == [2, 4]
+    assert mg.hvp(f, start, np.ones(2))[1].tolist() == [2, 2]
+    assert start.tolist() == [1, 2]
+
+
+def test_29_what_create_graph_recorded_notices_changes():
+    """Of constants, arguments and results, in place; the old numbers would do as well."""
+
+    def constant(x, u):
+        c = mg.Tensor([1.0, 2.0])
+        return (x * c * u).sum(), c
+
+    def argument(x, u):
+        y = x * 3.0
+        return (y * y * u).sum(), y
+
+    def result(x, u):
+        y = mg.exp(x)
+        return (y * u).sum(), y
+
+    for make in (constant, argument, result):
+        x, u = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        out, changed = make(x, u)
+        (g,) = mg.grad(out, x, create_graph=True)
+        changed.data *= 2
+        with pytest.raises(GraphError, match="data changed since"):
+            g.sum().backward()
+
+
+def test_several_results_that_a_rule_reads_are_watched():
+    x = leaf(X)
+    r, a = polar()(x, Y)
+    r.data = r.data * 2
+    with pytest.raises(GraphError, match="the result as it was in the forward pass of 'polar'"):
+        a.sum().backward()
 
 
 def test_29_a_result_changed_before_backward():

@@ -35,7 +35,7 @@ import optim
 from minigrad import errors
 from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, CallError, DTypeError, GraphError, MiniGradError
-from minigrad.messages.habits import NAMES
+from minigrad.messages.habits import NAMES, OUT_OF_SCOPE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
@@ -184,6 +184,7 @@ def test_hints_name_what_there_is() -> None:
         assert name not in nn.__all__ or ours == f"nn.{name}"
         assert name not in F.__all__ or ours == f"nn.functional.{name}"
     assert seen > 90
+    assert not OUT_OF_SCOPE.keys() & {*NAMES, *mg.__all__, *nn.__all__, *F.__all__, *optim.__all__}
 
 
 def test_every_method_says_its_signature() -> None:

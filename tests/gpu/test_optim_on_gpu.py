@@ -96,3 +96,11 @@ def test_a_norm_that_is_not_finite_changes_nothing(bad: float, gpu: Any) -> None
     assert [to_numpy(p.grad).tobytes() for p in params] == before
     with pytest.raises(FloatingPointError, match="first at parameter 3"):
         optim.clip_grad_norm(params, 1.0, error_if_nonfinite=True)
+
+
+def test_a_factor_too_small_for_float32_keeps_its_digits(gpu: Any) -> None:
+    """1e-5 / 4e38 is no normal number of float32; the clipped gradients are."""
+    p = mg.Tensor([0.0, 0.0], dtype="float32", device="cuda", requires_grad=True)
+    p.grad = mg.Tensor([3e38, 2e38], dtype="float32", device="cuda").data
+    optim.clip_grad_norm(p, 1e-5)
+    np.testing.assert_allclose(to_numpy(p.grad), np.array([3.0, 2.0]) / math.sqrt(13) * 1e-5, rtol=1e-6)

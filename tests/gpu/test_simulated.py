@@ -16,7 +16,7 @@ from minigrad.errors import DeviceError, OutOfMemoryError
 
 # The CuPy that is installed, asked in a process of its own: here the simulated module may stand in its place.
 NAMES = """
-import inspect, json, cupy
+import inspect, json, cupy, cupyx.scipy.special
 def parameters(f):
     try:
         return list(inspect.signature(f).parameters)
@@ -26,7 +26,7 @@ print(json.dumps({
     "module": {n: parameters(getattr(cupy, n)) for n in dir(cupy)},
     "array": dir(cupy.ndarray), "cuda": dir(cupy.cuda), "device": dir(cupy.cuda.Device),
     "ufunc": cupy.add.__doc__.splitlines()[0], "pool": dir(cupy.cuda.MemoryPool), "raw": cupy.RawModule.__doc__,
-    "products": dir(cupy._core._routines_linalg),
+    "products": dir(cupy._core._routines_linalg), "special": dir(cupyx.scipy.special),
 }))
 """
 
@@ -52,6 +52,9 @@ def test_every_name_is_one_of_cupy(real: Any) -> None:
     assert {n for n in vars(cublas.Products) if not n.startswith("_")} - {"chosen"} <= set(real["products"])
     assert {n for n in vars(device.Device) if not n.startswith("_")} <= set(real["device"])
     assert {n for n in vars(device.Pool) if not n.startswith("_")} <= set(real["pool"])
+    assert set(device.SPECIAL.split()) <= set(real["special"]) and not {"iv", "ive", "jn", "stdtr"} & set(
+        real["special"]
+    )
     assert set(inspect.signature(device.RawModule).parameters) <= {"code", "options"} and "str code" in real["raw"]
 
 

@@ -229,7 +229,11 @@ def test_class_out_of_range(wrong):
     ("args", "kind", "message"),
     [
         ((np.zeros((2, 5)), np.zeros(3, int)), ShapeError, "targets that fit logits"),
-        ((np.zeros((2, 5)), np.zeros(2)), ShapeError, "probabilities of all classes"),
+        ((np.zeros((2, 5)), np.zeros(2)), ShapeError, "class ids are integers"),
+        ((np.zeros((2, 5)), np.zeros((2, 1), int)), ShapeError, "one class id for each row"),
+        ((np.zeros(2, int), np.zeros((2, 5))), ShapeError, "logits come first"),
+        ((np.zeros((2, 5)), np.zeros((5, 2))), ShapeError, "probabilities of all classes"),
+        ((np.zeros((2, 2)), np.array([1, 2])), IndexRangeError, "classes count from 0"),
         ((np.zeros((2, 5)), np.zeros(2, bool)), DTypeError, "booleans"),
         ((np.zeros((2, 0)), np.zeros(2, int)), ShapeError, "at least one class"),
         ((np.zeros((2, 5)), np.zeros(2, int), -100, 0.0, "avg"), ArgumentError, "'avg'"),

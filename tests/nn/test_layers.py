@@ -237,3 +237,16 @@ def test_initial_weights_follow_the_seed_and_differ_between_layers():
     for other in (b, c, d):
         for x, y in zip(a.parameters(), other.parameters(), strict=True):
             np.testing.assert_array_equal(x.data, y.data)
+
+
+def test_float64_data_before_float32_weights_give_a_warning_and_nothing_else_does() -> None:
+    """NumPy's promotion makes the results float64, as an operation's are; that is said once, at the user's line."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    data = np.ones((5, 2))
+    with pytest.warns(UserWarning, match=r"astype\('float32'\) keeps float32") as caught:
+        out = model(data)
+    assert out.dtype == np.float64
+    assert [warning.filename for warning in caught] == [__file__]
+    model(data.astype(np.float32)), model(data.tolist()), model(mg.Tensor(data, requires_grad=True))
+    model.to("float64")(data)
+    model.to("float16")(data.astype(np.float32))

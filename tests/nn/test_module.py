@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
 
@@ -10,11 +11,13 @@ import pytest
 
 import minigrad as mg
 import nn
+import optim
 from minigrad.backend import is_array
 from minigrad.errors import (
     ArgumentError,
     AttributeHintError,
     DTypeError,
+    GraphError,
     IndexRangeError,
     StateError,
 )
@@ -303,3 +306,114 @@ def _cycle():
 def test_mistakes_are_explained(call, kind, text):
     with pytest.raises(kind, match=text):
         call()
+
+
+# ---- modules where no walk comes by ----------------------------------------------------------------------------------
+
+
+def appended(net, layer):
+    net.parts = []
+    net.parts.append(layer)
+
+
+def nested(net, layer):
+    net.parts = [[], ({},)]
+    net.parts[1][0]["deep"] = [layer]
+
+
+def in_a_dict(net, layer):
+    net.parts = {}
+    net.parts["a"] = layer
+
+
+def as_a_key(net, layer):
+    net.parts = {}
+    net.parts[layer] = 1
+
+
+def in_a_set(net, layer):
+    net.parts = set()
+    net.parts.add(layer)
+
+
+def in_a_queue(net, layer):
+    net.parts = collections.deque()
+    net.parts.append(layer)
+
+
+def a_parameter(net, layer):
+    net.parts = []
+    net.parts.append(nn.Parameter([1.0]))
+
+
+def below_a_child(net, layer):
+    net.child = nn.Sequential(nn.Linear(2, 2))
+    appended(net.child[0], layer)
+
+
+def of_the_class(net, layer):
+    type(net).parts = layer
+
+
+HIDDEN = [appended, nested, in_a_dict, as_a_key, in_a_set, in_a_queue, a_parameter, below_a_child, of_the_class]
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+@pytest.mark.parametrize(
+    "use", [lambda net: net(1.0), lambda net: list(net.parameters()), lambda net: optim.SGD(net.parameters(), 0.1)]
+)
+def test_what_no_walk_finds_is_refused_at_its_first_use(hide, use):
+    class Holder(nn.Module):
+        def forward(self, x):
+            return x
+
+    net = Holder()
+    hide(net, nn.Linear(2, 2))
+    with pytest.raises(DTypeError, match=r"'parts'\nHint: self.parts = nn.ModuleList"):
+        use(net)
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": nn.SiLU()}, {nn.SiLU()}, [[nn.SiLU()]], ((nn.SiLU(),),), [nn.Parameter([1.0])]]
+)
+def test_containers_with_modules_are_refused_when_they_are_assigned(value):
+    with pytest.raises(DTypeError, match="'parts'"):
+        Net().parts = value
+
+
+def test_what_an_attribute_keeps_may_stand_in_a_list_besides():
+    """An attribute of a module below; the module above; for a part of a model what the whole one keeps."""
+    net = Net()
+    net.order, net.by_name = [], {}
+    net.order.extend([net.layers[1], net.gain])
+    net.by_name["x"] = [net.layers[0].weight]
+    net.layers[0].owner, net.layers[0].others = [], []
+    net.layers[0].owner.append(net)
+    net.layers[0].others.append(net.layers[1])
+    assert [name for name, _ in net.named_parameters()] == NAMES
+    assert len(list(net.layers[0].parameters())) == 2
+    net.plain = [[1, "a"], {"b": (2,)}]
+    net.plain.append(net.plain)
+    assert len(list(net.parameters())) == 4
+
+
+def test_a_copy_of_a_module_that_stored_a_result_names_the_attribute():
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x):
+            self.last = {"out": [self.inner(x)]}
+            return self.last["out"][0]
+
+    net = nn.Sequential(nn.SiLU(), Remembers())
+    copy.deepcopy(net)
+    net(mg.ones((1, 2)))
+    with pytest.raises(GraphError, match=r"'1.last' of Remembers.*\n.*self.last = ….detach\(\)"):
+        copy.deepcopy(net)
+    assert copy.copy(net)[1].last["out"][0].requires_grad
+    net[1].last = net[1].last["out"][0].detach()
+    again = copy.deepcopy(net)
+    assert again[1].last.tolist() == net[1].last.tolist() and again[1].inner.weight is not net[1].inner.weight
+    assert [p.name for p in again.parameters()] == [p.name for p in net.parameters()]

@@ -225,7 +225,7 @@ def test_dropout_acts_on_the_embeddings_the_weights_and_both_branches():
     block = nn.TransformerBlock(16, 4, dropout=1.0, dtype="float64")
     block.attn.dropout = 0.0
     np.testing.assert_array_equal(block(x).data, x.data)
-    np.testing.assert_array_equal(nn.MultiHeadAttention(16, 4, dropout=1.0)(x).data, np.zeros(x.shape))
+    np.testing.assert_array_equal(nn.MultiHeadAttention(16, 4, dropout=1.0, dtype="float64")(x).data, np.zeros(x.shape))
     assert not (block.eval()(x).data == x.data).any()
     model = make(dropout=1.0)
     np.testing.assert_array_equal(model.hidden(TOKENS).data, np.zeros((2, 8, 16)))

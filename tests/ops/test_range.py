@@ -173,6 +173,34 @@ def test_normalised_rows_of_any_size(name, dtype, part, eps, kernel):
         check_norm(name, rows.astype(dtype), eps, kernel)
 
 
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "definition"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", NORMS)
+def test_normalised_rows_at_the_ends_of_the_range(name, dtype, kernel):
+    """Centred numbers may be twice the largest there is, and an inverse may be infinite where no eps bounds it."""
+    largest = float(np.finfo(dtype).max)
+    far = np.array([[1.0, -1.0, -1.0], [0.9, 0.9, -0.5], [0.0, 0.0, 1.0]]) * largest
+    check_norm(name, far.astype(dtype), 1e-5, kernel)
+    tiny = np.array([[1.0, -1.0, 3.0]] * 2) * float(np.finfo(dtype).tiny) / 64
+    operation = mg.REGISTRY[name] if kernel else mg.REGISTRY[name].definition
+    tiny[1] = 1e20, -2e20, 3e20
+    out = operation(mg.Tensor(tiny, dtype=dtype), None, mg.ones(3, dtype=dtype), eps=0.0)
+    np.testing.assert_allclose(out.data, stored(NORMS[name](tiny.astype(dtype).astype(WIDE), 0), dtype), 1e-6)
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_leaves_the_others_alone(name, bad):
+    x = mg.Tensor([[1.0, bad, 2.0], [3.0, 1.0, 2.0]], dtype="float32", requires_grad=True)
+    alone = mg.Tensor([[3.0, 1.0, 2.0]], dtype="float32", requires_grad=True)
+    weight = mg.ones(3)
+    with np.errstate(invalid="ignore"):
+        (mg.REGISTRY[name](x, None, weight) ** 2).backward(np.ones((2, 3), np.float32))
+    (mg.REGISTRY[name](alone, None, weight) ** 2).backward(np.ones((1, 3), np.float32))
+    assert np.isnan(x.grad[0]).any()
+    np.testing.assert_allclose(x.grad[1:], alone.grad, rtol=1e-5, atol=1e-6)
+
+
 def check_norm(name, rows, eps, kernel, device="cpu"):
     operation = mg.REGISTRY[name] if kernel else mg.REGISTRY[name].definition
     weight = np.array([1.0, 2.0, -1.0], rows.dtype)
@@ -191,3 +219,70 @@ def check_norm(name, rows, eps, kernel, device="cpu"):
         size = abs(wanted).max(-1, keepdims=True)  # of the row: a centred number, or an inner product, may cancel
         bound = 32 * float(np.finfo(rows.dtype).eps) * size + 4 * tiny
         assert (abs(ours - stored(wanted, rows.dtype)) <= bound).all()
+
+
+# ---- sums and products ----------------------------------------------------------------------------------------------
+
+
+def others(x):
+    """For each element the product of the others."""
+    return np.stack([np.delete(x, k, -1).prod(-1) for k in range(x.shape[-1])], -1)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_products_whose_partial_products_leave_the_range(dtype):
+    """Factors of any size whose products may still fit, some of them 0; in units of the last place of the result."""
+    info, generator = np.finfo(dtype), np.random.default_rng(0)
+    eps, most = float(info.eps), int(0.97 * np.log10(info.max))
+    for shape in [(40, 2), (40, 3), (40, 8)]:
+        factors = (10.0 ** generator.uniform(-most, most, shape) * generator.choice([-1, 1], shape)).astype(dtype)
+        factors[::5, -1] = 0
+        x, exact = mg.Tensor(factors, requires_grad=True), factors.astype(WIDE)
+        g = (10.0 ** generator.uniform(-5, 5, shape)).astype(dtype)
+        with np.errstate(over="ignore"):  # of those that don't fit
+            product, running = x.prod(-1), x.cumprod(-1)
+            (slope,) = mg.grad(product, x, g[:, 0], create_graph=True)
+            ones = mg.grad(running[:, -1], x, np.ones(shape[0], dtype))[0]
+        wide = g.astype(WIDE)
+        for ours, wanted in (
+            (product, exact.prod(-1)),
+            (running, np.cumprod(exact, -1)),
+            (slope, others(exact) * wide[:, :1]),
+            (ones, others(exact)),
+        ):
+            fits = (abs(wanted) < WIDE(info.max) / 4) & (abs(wanted) > info.tiny)
+            assert fits.sum() > 10
+            error = abs(ours.data.astype(WIDE) - wanted)
+            assert (error[fits] <= 4 * eps * abs(wanted)[fits]).all()
+
+
+def test_products_in_half_precision_and_over_several_axes():
+    x = mg.Tensor(np.full((2, 4, 3), 1e-30, np.float32), requires_grad=True)
+    x.data[:, 2:] = 1e30
+    x.prod((1, 2), keepdims=True).sum().backward()
+    np.testing.assert_allclose(x.prod((1, 2)).data, [1, 1], rtol=1e-5)
+    np.testing.assert_allclose(x.grad, 1 / x.data.astype(np.float64), rtol=1e-5)
+    half = mg.Tensor([300.0, 300.0, 0.003, 0.003], dtype="float16", requires_grad=True)
+    half.prod().backward()
+    np.testing.assert_allclose(half.grad, 0.81 / half.data.astype(float), rtol=2e-3)
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "definition"])
+def test_means_of_losses_whose_sum_leaves_the_range(kernel):
+    operation = mg.REGISTRY["cross_entropy"] if kernel else mg.REGISTRY["cross_entropy"].definition
+    x = mg.Tensor([[-3e38, 0.0], [0.0, -2e38]], dtype="float32", requires_grad=True)
+    loss = operation(x, np.array([0, 1]))
+    loss.backward()
+    assert loss.item() == pytest.approx(2.5e38, rel=1e-6)
+    np.testing.assert_allclose(x.grad, [[-0.5, 0.5], [0.5, -0.5]])
+
+
+def test_sums_whose_partial_sums_leave_the_range():
+    rows = np.array([[3e38, 3e38, -3e38, 1.0], [1e-40, 3e-40, 0, 0], [1.0, np.inf, 2.0, 3.0]], np.float32)
+    x = mg.Tensor(rows, requires_grad=True)
+    np.testing.assert_array_equal(x.sum(1).data, rows.astype(WIDE).sum(1).astype(np.float32))
+    np.testing.assert_array_equal(x.mean(1).data, (rows.astype(WIDE).sum(1) / 4).astype(np.float32))
+    assert x[0].sum().item() == np.float32(3e38)
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        assert x[0, :2].sum().item() == np.inf
+        np.testing.assert_array_equal(x[0].cumsum().data, np.float32([3e38, np.inf, 3e38, 3e38]))

@@ -172,3 +172,11 @@ def test_a_factor_below_the_numbers_of_float32_keeps_its_digits():
     p.grad = np.full(10000, 3e38, np.float32)
     assert optim.clip_grad_norm([p], 0.01) == pytest.approx(3e40, rel=1e-6)
     np.testing.assert_allclose(p.grad, 1e-4, 1e-6)
+
+
+def test_a_norm_that_no_gradient_alone_makes_infinite_is_told_too():
+    params = [mg.Tensor(1.0, requires_grad=True) for _ in range(2)]
+    for p in params:
+        p.grad = np.array(1.7e308)
+    with pytest.raises(NonFiniteError, match="first at"), np.errstate(over="ignore"):
+        optim.clip_grad_norm(params, 1.0, error_if_nonfinite=True)

@@ -32,7 +32,8 @@ WITHOUT_DERIVATIVE = {
 PARTS = {
     *("add_at", "clip_to_numbers", "einsum_explicit", "linear_recurrence", "pad_constant", "root_sum_power"),
     *("root_sum_square", "transfer", "gaussian", "normal_density", "normal_distribution", "one_minus_square"),
-    *("add_windows", "over_cosh_square", "over_one_plus_square", "root_one_minus_square", "share"),
+    *("over_cosh_square", "over_one_plus_square", "root_one_minus_square", "share"),
+    *("add_windows", "bessel", "decaying", "ive_slope", "polygamma_step", "scaled_tail"),
 }
 OPERATIONS = {k: op for k, op in sorted(mg.REGISTRY.items()) if op.function.__module__.startswith("minigrad")}
 

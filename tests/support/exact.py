@@ -19,6 +19,7 @@ from mpmath import mp
 
 import minigrad as mg
 import nn.functional
+from support import exact_special
 
 x, y = sympy.symbols("x y", real=True)
 
@@ -29,7 +30,7 @@ def _step(name: str, whole: Callable[[Any], Any]) -> Any:
     return type(name, (sympy.Function,), {"fdiff": lambda self, place=1: sympy.Integer(0)})
 
 
-_WHOLE: dict[str, Callable[[Any], Any]] = {}
+_WHOLE: dict[str, Callable[[Any], Any]] = {**exact_special.NUMBERS}
 _floor = _step("floor_", mpmath.floor)
 _ceil = _step("ceil_", mpmath.ceil)
 _trunc = _step("trunc_", lambda v: mpmath.floor(v) if v >= 0 else mpmath.ceil(v))
@@ -112,6 +113,7 @@ FORMULAS: dict[str, Any] = {
     "tanh": _settled(sympy.Integer(-1), sympy.tanh(x), sympy.Integer(1)),
     "trunc": _trunc(x),
     "where": x,
+    **exact_special.FORMULAS,
 }
 
 
@@ -144,6 +146,7 @@ DOMAIN = {  # where a formula is meant; elsewhere everywhere
     "over_cosh_square": lambda x, y: abs(y) < 40,  # of which the square is a float32
     "power": lambda x, y: x > 0,
     "arctan2": lambda x, y: (x != 0) | (y > 0),
+    **exact_special.DOMAIN,
 }
 DIGITS = (100, 250, 1300, 2600)  # bits, tried in turn
 
@@ -280,7 +283,7 @@ def derivatives(arguments: int) -> list[list[tuple[int, ...]]]:
 
 WITHOUT_FORMULA = {"isfinite", "isinf", "isnan"}  # their results are booleans
 ONE_ARGUMENT = {"ceil", "nan_to_num", "round", "sign", "where"}  # the others are no numbers to differentiate by
-EXTRAS = {"gelu tanh": ("tanh",)}
+EXTRAS: dict[str, tuple[Any, ...]] = {"gelu tanh": ("tanh",), **exact_special.EXTRAS}
 
 
 @dataclass(frozen=True)
@@ -303,13 +306,13 @@ class Case:
     @property
     def public(self) -> bool:
         """Whether users call it; the others are slopes, of which the derivative is the second of somebody."""
-        return hasattr(mg, self.name) or hasattr(nn.functional, self.name)
+        return any(hasattr(module, self.name) for module in (mg, mg.special, nn.functional))
 
     def __call__(self, *arrays: Any) -> Any:
         operation = mg.REGISTRY[self.name]
         if self.name == "where":
             return operation(True, *arrays, 0.0)
-        return operation(*arrays, *EXTRAS.get(self.title, ()))
+        return operation(*exact_special.LEADING.get(self.title, ()), *arrays, *EXTRAS.get(self.title, ()))
 
     def numbers(self, inputs: Sequence[np.ndarray]) -> dict[tuple[int, ...], np.ndarray]:
         """Value and derivatives at the inputs, by their orders in the arguments."""
@@ -338,6 +341,7 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {  # above 4 units, by order 
     ("gelu tanh", 0): (16, _MAGNIFIED),
     ("gelu tanh", 1): (40, f"{_MAGNIFIED}; {_NOISE}"),
     ("gelu tanh", 2): (100, _MAGNIFIED),
+    **exact_special.LIMITS,
 }
 
 

@@ -19,7 +19,8 @@ def reduced(losses: Array, targets: Targets, reduction: str) -> Array:
     """The result from the losses of the rows."""
     if reduction == "none":
         return losses.reshape(targets.shape).astype(targets.dtype)
-    return (losses.sum() * targets.weight).astype(targets.dtype)
+    weight = losses.dtype.type(targets.weight)  # first, since the sum alone may overflow
+    return (losses * weight).sum().astype(targets.dtype)
 
 
 def scales(g: Array, targets: Targets, work: Any) -> Array:

@@ -569,18 +569,34 @@ def _module() -> Any:
 
 cupy = _module()
 
+SPECIAL = """
+    beta betainc betaln digamma entr erf erfc erfcinv erfcx erfinv gamma gammainc gammaincc gammaln i0 i0e i1 i1e j0 j1
+    log_ndtr logit ndtr ndtri rel_entr xlog1py xlogy y0 y1 zeta
+"""
+
+
+def _special() -> Any:
+    """``cupyx.scipy.special``: SciPy's functions, those that CuPy has."""
+    import scipy.special
+
+    module: Any = types.ModuleType("cupyx.scipy.special")
+    for name in SPECIAL.split():
+        run = getattr(scipy.special, name)
+        setattr(module, name, lambda *args, run=run: device(_call(run, args, {})))
+    return module
+
 
 @contextlib.contextmanager
 def installed() -> Iterator[Any]:
     """Let ``import cupy`` find the simulated module inside of the block."""
     before = sys.modules.get("cupy")
-    sys.modules["cupy"] = cupy
+    sys.modules["cupy"], sys.modules["cupyx.scipy.special"] = cupy, _special()
     state.synchronisations, state.current, state.limit = 0, 0, None
     cublas.calls.clear()
     cublas.Products.chosen = cublas.Products.COMPUTE_TYPE_DEFAULT
     try:
         yield cupy
     finally:
-        del sys.modules["cupy"]
+        del sys.modules["cupy"], sys.modules["cupyx.scipy.special"]
         if before is not None:
             sys.modules["cupy"] = before

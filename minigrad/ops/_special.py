@@ -1,0 +1,211 @@
+"""Special functions on plain arrays: values of SciPy and CuPy, and five families that neither has.
+
+The families are the derivatives of what SciPy has, in forms that lose no digits by subtraction. They are computed in
+float64, whatever comes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, array_module, cast_to, is_floating, is_half
+from minigrad.errors import DeviceError, MissingPackageError
+
+# ---- values of SciPy and CuPy ----------------------------------------------------------------------------------------
+
+
+def library(on_gpu: bool = False) -> Any:
+    """The module ``scipy.special``, or CuPy's, imported at the first use."""
+    name = "cupyx.scipy.special" if on_gpu else "scipy.special"
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        hint = f"pip install -e '.[{'cuda' if on_gpu else 'scipy'}]' in the folder of minigrad"
+        raise MissingPackageError(f"{name}, which computes the special functions", str(error), hint) from error
+
+
+def evaluate(name: str, *args: Any) -> Any:
+    """The function of that name on the device of its arguments; half precision is computed in float32.
+
+    >>> print(evaluate("gamma", np.float32([5.0])))
+    [24.]
+    """
+    xp = array_module(*args)
+    function = getattr(library(xp is not np), name, None)
+    if function is None:
+        raise DeviceError(
+            f"arrays on the CPU for {name}", "an array on a GPU: CuPy has no such function", "x.to('cpu')"
+        )
+    dtype = floating(args)
+    if dtype is None:
+        return function(*args)
+    wide = np.dtype(np.float32) if is_half(dtype) else dtype
+    return cast_to(function(*[a.astype(wide, copy=False) if hasattr(a, "dtype") else a for a in args]), dtype)
+
+
+def floating(args: Any) -> Any:
+    """The dtype of the floating-point arrays among ``args``, None where there is none: whole numbers don't widen it."""
+    found = [a.dtype for a in args if hasattr(a, "dtype") and is_floating(a.dtype)]
+    return np.result_type(*found) if found else None
+
+
+def polygamma(n: Any, x: Any) -> Any:
+    """The n-th derivative of digamma: ``(-1)^(n+1) n! ζ(n+1, x)``, and digamma for n = 0."""
+    xp = array_module(n, x)
+    if isinstance(n, int) and n == 0:
+        return evaluate("digamma", x)
+    dtype = floating([x]) or np.dtype(np.float64)
+    wide = np.dtype(np.float32) if is_half(dtype) else dtype
+    n, x = xp.asarray(n).astype(wide), xp.asarray(x).astype(wide)
+    with np.errstate(all="ignore"):
+        higher = (-1.0) ** (n + 1) * evaluate("gamma", n + 1) * evaluate("zeta", n + 1, x)
+        return cast_to(xp.where(n == 0, evaluate("digamma", x), higher), dtype)
+
+
+def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute in float64, in silence, and give the result in the dtype of the floating-point arguments."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Any:
+        xp, dtype = array_module(*args), floating(args) or np.dtype(np.float64)
+        wide = [a if type(a) is int else xp.asarray(a, dtype=np.float64) for a in args]
+        with np.errstate(all="ignore"):
+            return cast_to(function(xp, *wide), dtype)
+
+    return wrapped
+
+
+# ---- the families ----------------------------------------------------------------------------------------------------
+
+_STEPS = np.arange(-2.9, 3.9, 0.1)
+_NODES = np.exp(_STEPS - np.exp(-_STEPS))  # the double exponential rule on (0, ∞): u ↦ e^(u - e^-u), in steps of 0.1
+_WEIGHTS = 0.1 * _NODES * (1 + np.exp(-_STEPS))
+
+
+@in_double
+def scaled_tail(xp: Any, x: Array, n: int) -> Array:
+    """``e^(x²) iⁿerfc(x) = 2/(√π n!) ∫₀^∞ tⁿ e^(-t²-2xt) dt``, erfcx for n = 0; the slope is -2(n+1) times the next.
+
+    Below ½ by ``2n iⁿerfc = iⁿ⁻²erfc - 2x iⁿ⁻¹erfc``, which cancels for larger x; there by quadrature (Abramowitz and
+    Stegun, 7.2).
+    """
+    before, value = 2 / math.sqrt(math.pi), evaluate("erfcx", x)
+    for k in range(1, n + 1):
+        before, value = value, (before - 2 * x * value) / (2 * k)
+    if n == 0:
+        return value
+    near = x < 0.5
+    x = xp.where(near, 0.5, x)
+    scale, slope, total = 1 / xp.maximum(2 * x, 1), xp.minimum(2 * x, 1), 0.0
+    for t, weight in zip(_NODES.tolist(), _WEIGHTS.tolist(), strict=True):
+        total = total + weight * t**n * xp.exp(-t * (t * scale * scale + slope))
+    return xp.where(near, value, 2 / (math.sqrt(math.pi) * math.factorial(n)) * total * scale ** (n + 1))
+
+
+_ANGLES = 1 - np.cos(np.pi * np.arange(33) / 32)
+
+
+@in_double
+def decaying(xp: Any, x: Array, n: int) -> Array:
+    """``1/π ∫₀^π (1 - cos θ)ⁿ e^(-|x|(1 - cos θ)) dθ``, i0e for n = 0; by |x| the slope is minus the next.
+
+    By the trapezoidal rule, which is exact to the last digits on a circle, and by the series in 1/x beyond 40.
+    """
+    x = abs(x)
+    near, far, total, term = xp.minimum(x, 40), xp.maximum(x, 40), 0.0, 1.0
+    for k, z in enumerate(_ANGLES.tolist()):
+        total = total + (0.5 if k in (0, 32) else 1) * z**n / 32 * xp.exp(-near * z)
+    series = 0.0
+    for k in range(22):
+        series = series + term
+        term = term * ((k + 0.5) * (n + k + 0.5) / (k + 1)) / (2 * far)
+    return xp.where(x < 40, total, series * (math.gamma(n + 0.5) / math.pi / math.sqrt(2)) / xp.sqrt(far) / far**n)
+
+
+@in_double
+def ive_slope(xp: Any, v: Array, z: Array, n: int) -> Array:
+    """The n-th derivative of ``ive(v, z)`` by |z|, times the sign that I_v has at z.
+
+    It is ``2⁻ⁿ`` times the difference of order 2n in v; for large z, where that cancels, by Hankel's series.
+    """
+    size = abs(z)
+    far = size > 30 + v * v
+    near, big = xp.where(far, 1, size), xp.where(far, size, 100 + v * v)
+    steps = [(-1) ** j * math.comb(2 * n, j) * evaluate("ive", v - n + j, near) for j in range(2 * n + 1)]
+    term, series = xp.ones_like(big), 0.0
+    for k in range(24):
+        series = series + term * (math.gamma(k + 0.5 + n) / math.gamma(k + 0.5))
+        term = term * ((2 * k + 1) ** 2 - 4 * v * v) / (8 * (k + 1) * big)
+    series = (-1) ** n * series / xp.sqrt(2 * math.pi * big) / big**n
+    parity = xp.where(v % 2 == 0, 1.0, xp.where(v % 2 == 1, -1.0, math.nan))
+    return xp.where(far, series, sum(steps) / 2**n) * xp.where(z < 0, parity, 1.0)
+
+
+@in_double
+def bessel(xp: Any, x: Array, n: int, sign: int) -> Array:
+    """Bessel's J_n (sign -1) or I_n (sign 1) for n = 2, 3, …: by recurrence from n = 0 and 1, near 0 by the series."""
+    f, g = (evaluate(name, x) for name in (("j0", "j1") if sign < 0 else ("i0", "i1")))
+    near = abs(x) < n + 1
+    far, half = xp.where(near, 1, x), xp.where(near, x, 0) / 2
+    for k in range(1, n):
+        f, g = g, sign * f - sign * (2 * k / far) * g
+    term = half**n / math.factorial(n)
+    total = term
+    for k in range(1, 18):
+        term = term * (sign * half * half / (k * (n + k)))
+        total = total + term
+    return xp.where(near, total, xp.where(xp.isinf(f), f, g))
+
+
+@in_double
+def gamma_density(xp: Any, a: Array, x: Array) -> Array:
+    """``x^(a-1) e^-x / Γ(a)``, the slope of gammainc."""
+    return xp.exp(evaluate("xlogy", a - 1, x) - x - evaluate("gammaln", a))
+
+
+@in_double
+def beta_density(xp: Any, a: Array, b: Array, x: Array) -> Array:
+    """``x^(a-1) (1-x)^(b-1) / B(a, b)``, the slope of betainc."""
+    powers = evaluate("xlogy", a - 1, x) + evaluate("xlog1py", b - 1, -x)
+    return xp.exp(powers - evaluate("betaln", a, b))
+
+
+@in_double
+def student_density(xp: Any, df: Array, t: Array) -> Array:
+    """``(1 + t²/df)^(-(df+1)/2) / (√df B(df/2, ½))``, the slope of stdtr."""
+    power = (df + 1) / 2 * xp.log1p(t * t / df)
+    return xp.exp(-power - evaluate("betaln", df / 2, 0.5)) / xp.sqrt(df)
+
+
+_BERNOULLI = [1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510]
+
+
+@in_double
+def polygamma_step(xp: Any, a: Array, b: Array, n: int) -> Array:
+    """``ψₙ(a + b) - ψₙ(a)``, also where b is small beside a: no term is a difference, if a and a + b are positive.
+
+    Twelve steps of the recurrence, then the asymptotic series (Abramowitz and Stegun, 6.4).
+    """
+
+    def drop(p: Array, power: int) -> Array:
+        """``p^-m - (p + b)^-m``, m being the power."""
+        return -xp.expm1(-power * xp.log1p(b / p)) / p**power
+
+    inside = (a > 0) & (a + b > 0)
+    plain = polygamma(n, a + b) - polygamma(n, a)
+    a, b = xp.where(inside, a, 1), xp.where(inside, b, 1)
+    p, factorial = a + 12, math.factorial(n)
+    total = xp.log1p(b / p) if n == 0 else math.factorial(n - 1) * drop(p, n)
+    total = total + factorial / 2 * drop(p, n + 1)
+    for k, number in enumerate(_BERNOULLI):
+        m = 2 * k + 2
+        total = total + number * (math.factorial(m + n - 1) / math.factorial(m)) * drop(p, m + n)
+    for k in range(12):
+        total = total + factorial * drop(a + k, n + 1)
+    return xp.where(inside, (-1) ** n * total, plain)

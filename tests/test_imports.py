@@ -11,12 +11,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     ["errors"],
+    ["files"],
     ["backend"],
     ["messages"],
     ["machine", "cuda"],
     ["engine"],
     ["ops"],
-    ["kernels"],
+    ["kernels", "linalg"],
     ["tensor", "autocast", "numpy_protocol"],
     ["creation", "random", "serialize", "instruments", "special", "stats"],
     ["checkpointing"],

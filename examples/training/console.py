@@ -21,6 +21,7 @@ from minigrad.errors import (
     NonFiniteError,
     OutOfMemoryError,
     StateError,
+    printable,
 )
 from training.flags import FlagErrors
 
@@ -63,13 +64,13 @@ def run_program(program: str, body: Callable[[], int]) -> int:
 
 
 def _complain(program: str, text: str, status: int) -> int:
-    print(f"{program}: {text}", file=sys.stderr)
+    print(shortened(printable(f"{program}: {text}")), file=sys.stderr)
     return status
 
 
 def warn(text: str) -> None:
     """Print a line on standard error that calls for attention."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(printable(f"warning: {text}"), file=sys.stderr)
 
 
 def one_line(error: MiniGradError) -> str:
@@ -82,10 +83,20 @@ def one_line(error: MiniGradError) -> str:
     return " ".join(text.split())
 
 
-class StopSignals:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop at the next good moment; another Ctrl-C ends at once.
+def shortened(text: str, most: int = 1000) -> str:
+    """The text, without its middle where it is longer than ``most``: files may hold long words.
 
-    The first one is answered by a line on standard error, since the good moment may be a long update away.
+    >>> shortened("abcdefghij", 6)
+    'abc … hij'
+    """
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-(most // 2) :]}"
+
+
+class StopSignals:
+    """Turns the first signal into a request to stop at the next good moment; another Ctrl-C ends at once.
+
+    Signals are Ctrl-C, SIGTERM, and SIGHUP, with which a terminal goes, unless nohup has it ignored. The first one is
+    answered by a line on standard error, since the good moment may be a long update away.
 
     ``received`` is the signal, or None. Use it as a context manager; only the main thread can take signals.
     """
@@ -96,7 +107,10 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
+                numbers.append(signal.SIGHUP)
+            self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +123,11 @@ class StopSignals:
         if not self.received:
             self.received = signal.Signals(number)
             answer = f"\n{self.received.name}: this update is finished and saved first; Ctrl-C (again) stops at once\n"
-            os.write(2, answer.encode())  # print may not be called while a print is under way
+            for stream, text in ((1, b""), (2, answer.encode())):
+                try:
+                    os.write(stream, text)  # print may not be called while a print is under way
+                except OSError:  # the terminal has gone, and what is printed from now on must not stop us
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
     @property
     def exit_status(self) -> int:

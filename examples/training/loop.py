@@ -60,7 +60,7 @@ def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, o
         parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
     run.attach(**parts)
     print(nn.summary(task.model))
-    print(f"{config.dtype} on {config.device}, {run.origin}", flush=True)
+    run.print(f"{config.dtype} on {config.device}, {run.origin}")
     return optimizer, scaler
 
 

@@ -23,7 +23,8 @@ extern "C" __global__ void forward(const T* x, const long long* ids, W* losses, 
     totals[blockIdx.x] = total;
 }
 
-// scale (softmax - q), 0 in a row that doesn't count or is only -∞. dx may be x.
+// scale (softmax - q), 0 in a row that doesn't count or is only -∞. dx may be x. The target's p - 1 would be noise where
+// p is above 0.9: there it is minus what the others sum to.
 extern "C" __global__ void backward(const T* x, const long long* ids, const W* shifts, const W* totals,
                                     const W* scales, T* dx, long long width, W smoothing) {
     x += blockIdx.x * width;
@@ -31,13 +32,23 @@ extern "C" __global__ void backward(const T* x, const long long* ids, const W* s
     long long id = ids[blockIdx.x];
     W shift = shifts[blockIdx.x], total = totals[blockIdx.x];
     bool dead = id < 0 || total == 0;
-    W scale = dead ? 0 : scales[blockIdx.x], factor = dead ? 0 : scale / total;
+    W scale = dead ? 0 : scales[blockIdx.x], factor = dead ? 0 : scale / total, others = 0;
+    bool sure = !dead && !smoothing && exp(widen(x[id]) - shift) > W(0.9) * total;
+    __syncthreads();  // all have read x[id] before one writes it
+    if (sure) {
+        FOR_PACKS(c, width) {
+            W v[PACK];
+            load(x + c, v);
+            FOR_LANES(k) others += c + k == id ? 0 : exp(v[k] - shift);
+        }
+        others = block_sum(others) * factor;
+    }
     FOR_PACKS(c, width) {
         W v[PACK];
         load(x + c, v);
         FOR_LANES(k) {
             W p = exp(v[k] - shift) * factor - scale * (smoothing / width);
-            v[k] = dead ? 0 : c + k == id ? p - scale * (1 - smoothing) : p;
+            v[k] = dead ? 0 : c + k != id ? p : sure ? -others : p - scale * (1 - smoothing);
         }
         store(v, dx + c);
     }

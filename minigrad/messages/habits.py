@@ -33,7 +33,6 @@ NAMES = {
     "gelu": "nn.functional.gelu", "silu": "nn.functional.silu", "equal": "(x == y).all()", "eq": "x == y",
     "ne": "x != y", "lt": "x < y", "le": "x <= y", "gt": "x > y", "ge": "x >= y", "logical_not": "x == 0",
     "median": "sort", "argwhere": "np.argwhere(x)", "nonzero": "np.nonzero(x)",
-    "linalg": "np.linalg, without a gradient",
     # gradients
     "requires_grad_": "x.requires_grad = True", "detach_": "detach()", "zero_": "x.data = 0 * x.data",
     "grad_fn": "x.node; minigrad.draw(x) shows the graph", "is_leaf": "requires_grad",
@@ -41,6 +40,10 @@ NAMES = {
     "data_ptr": "x.data", "autograd": "minigrad.grad, minigrad.functional",
     "set_grad_enabled": "minigrad.no_grad, enable_grad",
     "inference_mode": "minigrad.no_grad", "func": "minigrad.functional", "compile": "nothing: there is no compiler",
+    # matrices
+    "eig": "minigrad.linalg.eigh of a symmetric matrix", "eigvals": "minigrad.linalg.eigvalsh of a symmetric matrix",
+    "inverse": "minigrad.linalg.inv", "lu_factor": "minigrad.linalg.solve", "matrix_exp": "minigrad.linalg.expm",
+    "logdet": "minigrad.linalg.slogdet", "cholesky_solve": "minigrad.linalg.solve_triangular",
     # making arrays
     "rand": "minigrad.random.uniform(size=shape)", "randn": "minigrad.random.normal(size=shape)",
     "randint": "minigrad.random.randint", "randperm": "minigrad.random.permutation",

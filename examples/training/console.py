@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -183,22 +182,3 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
-
-
-def parameter_table(parameters: Iterable[tuple[str, Any]]) -> str:
-    """The parameters by name with shape, count and memory; those of numbered layers share a line, ``layers.*.…``."""
-    rows: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    for name, parameter in parameters:
-        key = re.sub(r"\.\d+\.", ".*.", name), tuple(parameter.shape)
-        row = rows.setdefault(key, [0, 0, 0])
-        for column, value in enumerate((1, parameter.size, parameter.size * parameter.dtype.itemsize)):
-            row[column] += value
-    lines = [("parameter", "shape", "count", "memory")]
-    for (name, shape), (copies, count, memory) in rows.items():
-        lines.append((name, f"{copies} × {shape}" if copies > 1 else str(shape), f"{count:,}", size(memory)))
-    total = [sum(row[column] for row in rows.values()) for column in (1, 2)]
-    lines.append(("total", "", f"{total[0]:,}", size(total[1])))
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    return "\n".join(
-        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip() for a, b, c, d in lines
-    )

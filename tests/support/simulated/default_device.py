@@ -21,11 +21,12 @@ import minigrad.random
 import nn
 import nn.functional
 import nn.losses
-from minigrad.backend import to_device
+from minigrad.backend import is_half, to_device
 from minigrad.engine.core import Primitive
 from minigrad.engine.fused import Fused
 from minigrad.engine.registry import Composite
 from minigrad.instruments import observe
+from minigrad.messages import explain
 from minigrad.tensor import Tensor
 from support.simulated import device
 
@@ -33,7 +34,7 @@ TESTS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "d
 HERE = (str(Path(__file__).parent), str(Path(np.__file__).parent))
 HANDING_ON = tuple(
     str(sys.modules[f"minigrad.{name}"].__file__)
-    for name in ("engine.core", "messages.explain", "engine.fused", "engine.registry", "tensor")
+    for name in ("engine.core", "messages.explain", "engine.fused", "engine.registry", "tensor", "numpy_protocol")
 )
 TAKING = ("minigrad.testing", "nn.functional", "nn.losses")  # whose functions are no operations themselves
 
@@ -51,7 +52,7 @@ def called_by_a_test(through: tuple[str, ...] = HERE) -> bool:
 
 def moved(value: Any) -> Any:
     """``value`` with the arrays in it on the default device."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+    if isinstance(value, np.ndarray) and (value.dtype.kind in "biuf" or is_half(value.dtype)):
         return to_device(value, "cuda:0")
     return type(value)(map(moved, value)) if type(value) in (list, tuple) else value
 
@@ -103,4 +104,5 @@ def make_default() -> None:
     )
     Tensor.grad = Tensor.grad.setter(taking(Tensor.grad.fset))  # type: ignore
     observe.OURS += (HERE[0],)  # whose lines an error does not name
+    explain.OURS += (HERE[0],)  # nor does it take them for the user's
     device.lenient = called_by_a_test

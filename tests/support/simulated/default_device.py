@@ -23,7 +23,7 @@ import nn
 import nn.functional
 import nn.losses
 from minigrad.backend import is_half, to_device
-from minigrad.engine.core import Primitive
+from minigrad.engine.core import Primitive, SequencePrimitive
 from minigrad.engine.fused import Fused
 from minigrad.engine.registry import Composite
 from minigrad.instruments import observe
@@ -92,7 +92,7 @@ def make_default() -> None:
     tensor.as_array = creation.as_array = as_array
     tensor.as_operand = operand
     creation.check_device = minigrad.random.check_device = check_device
-    for kind in (Composite, Primitive, Fused, nn.Module):
+    for kind in (Composite, Primitive, SequencePrimitive, Fused, nn.Module):
         kind.__call__ = taking(kind.__call__)  # type: ignore[method-assign]
     for operation in minigrad.REGISTRY.values():
         if isinstance(operation, Fused):

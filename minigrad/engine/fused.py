@@ -17,6 +17,7 @@ from minigrad.engine.core import Node, Primitive
 from minigrad.engine.plan import Plan
 from minigrad.engine.recording import F, enable_grad, mode
 from minigrad.engine.registry import P, register
+from minigrad.messages.explain import called_by_name
 
 Kernel: TypeAlias = Callable[..., Any]
 
@@ -81,13 +82,13 @@ class Fused(Primitive[P]):
         if self.precision and mode().autocast:
             values = self._bind(args, kwargs)
             if self.wide_part and values[self.position[self.wide_part]] is not None:
-                return self._defined(values, {})
+                return self._defined(*values)
             args, kwargs = self._cast(values), {}  # type: ignore[assignment]
         on_gpu = array_module(*args, *kwargs.values()) is not np
         if on_gpu:
             args, kwargs = self._all_checked(args, kwargs), {}  # type: ignore[assignment]
         if self.kernel is None or (on_gpu and not (self.gpu and self.gpu.fits(*map(array_of, args)))):
-            return self._defined(args, kwargs)
+            return self._defined(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
     def _all_checked(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
@@ -98,7 +99,8 @@ class Fused(Primitive[P]):
             for place, value in enumerate(values)
         )
 
-    def _defined(self, args: Any, kwargs: Any) -> Any:
+    @called_by_name
+    def _defined(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter() if core.observers else 0.0
         out = self.definition(*args, **kwargs)
         core.notify("definition", self, started)

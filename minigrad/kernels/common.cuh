@@ -73,6 +73,7 @@ template <class V> __device__ inline V block_max(V value) {
 
 // A mean of squares above LOWEST has lost no digit that counts; an inverse between 1 / LIMIT and LIMIT has a cube.
 #define LOWEST (sizeof(W) == 4 ? W(1e-31) : W(1e-292))
+#define LARGEST_POWER (sizeof(W) == 4 ? W(8.507059173023462e37) : W(4.49423283715579e307))  // a power of two
 #define LIMIT (sizeof(W) == 4 ? W(4294967296.0) : W(1e77))
 
 // The elements that a thread takes of a row: packs, blockDim.x of them apart.

@@ -37,7 +37,7 @@ extern "C" __global__ void forward(const T* x, const T* weight, const T* bias, T
             }
         }
         largest = block_max(largest);
-        if (largest > 0 && isfinite(largest)) scale = 1 / largest;
+        if (largest > 0 && isfinite(largest)) scale = min(1 / max(largest, sqrt(eps)), LARGEST_POWER);
         squares = 0;
         FOR_PACKS(c, width) {
             W v[PACK];
@@ -49,14 +49,14 @@ extern "C" __global__ void forward(const T* x, const T* weight, const T* bias, T
         }
         variance = block_sum(squares) / width + eps * scale * scale;
     }
-    W r = rsqrt(variance) * scale;
+    W r = rsqrt(variance);
     FOR_PACKS(c, width) {
         W v[PACK], w[PACK], b[PACK];
         load(x + c, v);
         if (weight) load(weight + c, w);
         if (bias) load(bias + c, b);
         FOR_LANES(k) {
-            v[k] = (v[k] - mean - remaining) * r;
+            v[k] = (v[k] - mean - remaining) * scale * r;  // r * scale may be infinite
             if (weight) v[k] *= w[k];
             if (bias) v[k] += b[k];
         }
@@ -65,7 +65,7 @@ extern "C" __global__ void forward(const T* x, const T* weight, const T* bias, T
     if (threadIdx.x == 0) {
         centre[blockIdx.x] = mean;
         rest[blockIdx.x] = remaining;
-        inverse[blockIdx.x] = r;
+        inverse[blockIdx.x] = r * scale;
     }
 }
 

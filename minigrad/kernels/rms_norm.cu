@@ -17,7 +17,7 @@ extern "C" __global__ void forward(const T* x, const T* weight, T* y, W* inverse
             FOR_LANES(k) largest = max(largest, max(v[k], -v[k]));
         }
         largest = block_max(largest);
-        if (largest > 0 && isfinite(largest)) scale = 1 / largest;
+        if (largest > 0 && isfinite(largest)) scale = min(1 / max(largest, sqrt(eps)), LARGEST_POWER);
         squares = 0;
         FOR_PACKS(c, width) {
             W v[PACK];
@@ -26,15 +26,15 @@ extern "C" __global__ void forward(const T* x, const T* weight, T* y, W* inverse
         }
         mean = block_sum(squares) / width + eps * scale * scale;
     }
-    W r = rsqrt(mean) * scale;
+    W r = rsqrt(mean);
     FOR_PACKS(c, width) {
         W v[PACK], w[PACK];
         load(x + c, v);
         if (weight) load(weight + c, w);
-        FOR_LANES(k) v[k] *= weight ? r * w[k] : r;
+        FOR_LANES(k) v[k] = v[k] * scale * (weight ? r * w[k] : r);  // r * scale may be infinite
         store(v, y + c);
     }
-    if (threadIdx.x == 0) inverse[blockIdx.x] = r;
+    if (threadIdx.x == 0) inverse[blockIdx.x] = r * scale;
 }
 
 // dx = r (g w) - x r³ mean(g w x); dweight = Σ g x r. A block takes every gridDim.x-th row, and adds what these give to

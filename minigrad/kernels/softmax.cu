@@ -1,5 +1,7 @@
 // Softmax and its logarithm. A block takes a row: its maximum and sum in one pass, the result in a second.
 
+#define NEARLY_ONE W(0.9)  // beside such a probability less than 0.1 is left for all others
+
 extern "C" __global__ void softmax(const T* x, T* y, long long width) {
     x += blockIdx.x * width;
     y += blockIdx.x * width;
@@ -28,64 +30,71 @@ extern "C" __global__ void log_softmax(const T* x, T* y, long long width) {
     }
 }
 
-// s (g - Σ g s); where one s is above 0.9, with its g taken off all of them first: 1 - s would be noise
+// s (g - Σ g s); where one s is nearly 1, with its g taken off first: 1 - s would be noise.
 extern "C" __global__ void softmax_backward(const T* g, const T* s, T* dx, long long width) {
     g += blockIdx.x * width;
     s += blockIdx.x * width;
-    W level = 0, mean = 0;
+    W mean = 0, peak = 0, its_g = 0;
     FOR_PACKS(c, width) {
         W u[PACK], v[PACK];
         load(g + c, u);
         load(s + c, v);
-        FOR_LANES(k) level += v[k] > W(0.9) ? u[k] : 0;
-    }
-    level = block_sum(level);
-    FOR_PACKS(c, width) {
-        W u[PACK], v[PACK];
-        load(g + c, u);
-        load(s + c, v);
-        FOR_LANES(k) mean += (u[k] - level) * v[k];
+        FOR_LANES(k) {
+            mean += u[k] * v[k];
+            if (v[k] > NEARLY_ONE) peak = 1, its_g = u[k];
+        }
     }
     mean = block_sum(mean);
+    if (block_max(peak) != 0) {  // one entry of a row at most
+        its_g = block_sum(its_g);
+        mean = 0;
+        FOR_PACKS(c, width) {
+            W u[PACK], v[PACK];
+            load(g + c, u);
+            load(s + c, v);
+            FOR_LANES(k) mean += (u[k] - its_g) * v[k];
+        }
+        mean = block_sum(mean);
+    }
     FOR_PACKS(c, width) {
         W u[PACK], v[PACK];
         load(g + c, u);
         load(s + c, v);
-        FOR_LANES(k) v[k] *= u[k] - level - mean;
+        FOR_LANES(k) v[k] *= u[k] - its_g - mean;
         store(v, dx + blockIdx.x * width + c);
     }
 }
 
-// g - e^out Σ g, and 0 in a row of only -∞; where e^out is above 0.9 by what the others sum to: 1 - e^out would be noise
+// g - e^out Σ g, and 0 in a row of only -∞; a row sums to 0, by which the entry is got whose e^out is nearly 1.
 extern "C" __global__ void log_softmax_backward(const T* g, const T* out, T* dx, long long width) {
     g += blockIdx.x * width;
     out += blockIdx.x * width;
-    W top = 0, others = 0, mass = 0, rest = 0;
+    dx += blockIdx.x * width;
+    W sum = 0, mass = 0;
     FOR_PACKS(c, width) {
         W u[PACK], v[PACK];
         load(g + c, u);
         load(out + c, v);
         FOR_LANES(k) {
-            W p = exp(v[k]);
-            bool large = p > W(0.9);
-            mass += p;
-            rest += large ? 0 : p;
-            top += large ? u[k] : 0;
-            others += large ? 0 : u[k];
+            sum += u[k];
+            mass += exp(v[k]);
         }
     }
-    top = block_sum(top);
-    others = block_sum(others);
+    sum = block_sum(sum);
     mass = block_sum(mass);
-    rest = block_sum(rest);
+    long long peak = -1;
+    W rest = 0;  // of the other entries
     FOR_PACKS(c, width) {
         W u[PACK], v[PACK];
         load(g + c, u);
         load(out + c, v);
         FOR_LANES(k) {
-            W p = exp(v[k]);
-            v[k] = mass == 0 ? 0 : p > W(0.9) ? u[k] * rest - p * others : u[k] - p * (top + others);
+            W s = exp(v[k]);
+            v[k] = mass == 0 ? 0 : u[k] - s * sum;
+            if (s > NEARLY_ONE) peak = c + k; else rest += v[k];
         }
-        store(v, dx + blockIdx.x * width + c);
+        store(v, dx + c);
     }
+    rest = block_sum(rest);
+    if (peak >= 0) narrow(-rest, dx[peak]);
 }

@@ -87,6 +87,19 @@ def explained(function: F) -> F:
     return boundary(wrapped)  # type: ignore[return-value]
 
 
+def called_by_name(method: F) -> F:
+    """Decorate a method by which an operation is called: what goes wrong inside is told in terms of the operation."""
+
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except FOREIGN as error:
+            raise told(self, args, kwargs, error)  # noqa: B904
+
+    return boundary(wrapped)  # type: ignore[return-value]
+
+
 def fitting(method: F) -> F:
     """Decorate a method: a call with wrong arguments is told; errors from inside are left to what it calls."""
 

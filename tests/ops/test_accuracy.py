@@ -16,12 +16,17 @@ from support.exact import CASES, LIMITS, measure
 
 import minigrad as mg
 
+WITHOUT_CUPY = {"iv", "ive", "ive_slope", "jn", "stdtr"}  # CuPy has no such function
+JUDGED = [
+    pytest.param(case, marks=[pytest.mark.cpu_only("CuPy has no such function")] * (case.name in WITHOUT_CUPY))
+    for case in CASES
+]
 COUNT = 1500 if settings.default.max_examples > 1000 else 40
 UNITS = 4.0
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", JUDGED, ids=str)
 def test_within_four_units(case, dtype) -> None:
     """Value and derivatives are within 4 units in the last place of the formula, or within the limit that is explained.
 

@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -21,11 +22,12 @@ import minigrad.random
 import nn
 import nn.functional
 import nn.losses
-from minigrad.backend import to_device
-from minigrad.engine.core import Primitive
+from minigrad.backend import is_half, to_device
+from minigrad.engine.core import Primitive, SequencePrimitive
 from minigrad.engine.fused import Fused
 from minigrad.engine.registry import Composite
 from minigrad.instruments import observe
+from minigrad.messages import explain
 from minigrad.tensor import Tensor
 from support.simulated import device
 
@@ -33,7 +35,7 @@ TESTS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "d
 HERE = (str(Path(__file__).parent), str(Path(np.__file__).parent))
 HANDING_ON = tuple(
     str(sys.modules[f"minigrad.{name}"].__file__)
-    for name in ("engine.core", "messages.explain", "engine.fused", "engine.registry", "tensor")
+    for name in ("engine.core", "messages.explain", "engine.fused", "engine.registry", "tensor", "numpy_protocol")
 )
 TAKING = ("minigrad.testing", "nn.functional", "nn.losses")  # whose functions are no operations themselves
 
@@ -51,7 +53,7 @@ def called_by_a_test(through: tuple[str, ...] = HERE) -> bool:
 
 def moved(value: Any) -> Any:
     """``value`` with the arrays in it on the default device."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+    if isinstance(value, np.ndarray) and (value.dtype.kind in "biuf" or is_half(value.dtype)):
         return to_device(value, "cuda:0")
     return type(value)(map(moved, value)) if type(value) in (list, tuple) else value
 
@@ -71,6 +73,8 @@ def taking(function: Callable[..., Any]) -> Callable[..., Any]:
 def make_default() -> None:
     """Install the device, for good, and create arrays on it where no device is named."""
     sys.modules["cupy"] = device.cupy
+    if find_spec("scipy"):
+        sys.modules["cupyx.scipy.special"] = device.special()
     tensor, creation = sys.modules["minigrad.tensor"], sys.modules["minigrad.creation"]
     plain_as_array, plain_check, plain_operand = tensor.as_array, tensor.check_device, tensor.as_operand
 
@@ -88,7 +92,7 @@ def make_default() -> None:
     tensor.as_array = creation.as_array = as_array
     tensor.as_operand = operand
     creation.check_device = minigrad.random.check_device = check_device
-    for kind in (Composite, Primitive, Fused, nn.Module):
+    for kind in (Composite, Primitive, SequencePrimitive, Fused, nn.Module):
         kind.__call__ = taking(kind.__call__)  # type: ignore[method-assign]
     for operation in minigrad.REGISTRY.values():
         if isinstance(operation, Fused):
@@ -103,4 +107,5 @@ def make_default() -> None:
     )
     Tensor.grad = Tensor.grad.setter(taking(Tensor.grad.fset))  # type: ignore
     observe.OURS += (HERE[0],)  # whose lines an error does not name
+    explain.OURS += (HERE[0],)  # nor does it take them for the user's
     device.lenient = called_by_a_test

@@ -604,7 +604,7 @@ SPECIAL = """
 """
 
 
-def _special() -> Any:
+def special() -> Any:
     """``cupyx.scipy.special``: SciPy's functions, those that CuPy has."""
     import scipy.special
 
@@ -619,7 +619,7 @@ def _special() -> Any:
 def installed() -> Iterator[Any]:
     """Let ``import cupy`` find the simulated module inside of the block."""
     before = sys.modules.get("cupy")
-    sys.modules["cupy"], sys.modules["cupyx.scipy.special"] = cupy, _special()
+    sys.modules["cupy"], sys.modules["cupyx.scipy.special"] = cupy, special()
     state.synchronisations, state.current, state.limit = 0, 0, None
     cublas.calls.clear()
     cublas.Products.chosen = cublas.Products.COMPUTE_TYPE_DEFAULT

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +103,7 @@ def test_numbers_that_cannot_be_are_refused(call, message):
 
 
 def test_steps_are_those_of_torch():
+    torch = pytest.importorskip("torch")
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
     for step in range(10):

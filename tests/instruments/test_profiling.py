@@ -182,7 +182,8 @@ def test_forward_formulas_count_the_products_of_the_definition(operation: Any, a
     expected = definition_products(operation, args, kwargs)
     with mg.profile() as p, mg.no_grad():
         out = operation(*[mg.Tensor(a) if isinstance(a, np.ndarray) else a for a in args], **kwargs)
-    bias = out.size if operation.name == "linear" and len(args) == 3 else 0
+    takes_bias = operation.name in ("linear", "convolution", "transposed_convolution")
+    bias = out.size if takes_bias and len(args) > 2 and args[2] is not None else 0
     assert [row.flop for row in p.rows] == [expected + bias]
 
 

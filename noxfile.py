@@ -1,4 +1,4 @@
-"""The matrix of Pythons and NumPys: ``nox`` runs all tests on each pair, ``nox -s quick`` those that need no torch.
+"""The matrix of Pythons and NumPys: ``nox`` runs all tests on each pair, ``nox -s quick`` a choice that needs no torch.
 
 ``nox -s "quick(python='3.13', numpy='newest')"`` runs one. An interpreter that isn't there is skipped, and said.
 """
@@ -23,7 +23,7 @@ PAIRS = [
 ]
 matrix = nox.parametrize("python,numpy", PAIRS)
 
-# Files that need neither torch nor minutes, from every room.
+# Files that need neither torch nor minutes, from every package of the tests.
 QUICK = [
     "tests/packaging",
     "tests/engine/test_tiny.py",
@@ -48,7 +48,7 @@ def install(session: nox.Session, numpy: str, *others: str) -> None:
 @nox.session
 @matrix
 def quick(session: nox.Session, numpy: str) -> None:
-    """The tests that need no torch."""
+    """A choice of the tests, which needs no torch."""
     install(session, numpy, "-e", ".", "pytest>=8", "hypothesis>=6.100", "ml_dtypes>=0.5", "setuptools>=77")
     session.run("pytest", "-q", *(session.posargs or QUICK), env={"HYPOTHESIS_PROFILE": "few"})
     session.run("pytest", "-q", "--doctest-modules", "minigrad", "nn", "optim")

@@ -22,14 +22,14 @@ from generate import load_model
 from text.corpus import SHAKESPEARE, read_corpus, read_tokens
 from text.tokenizers import Ids, Tokenizer
 from tqdm import tqdm
-from training.checkpoint import Checkpoint, open_newest
+from training.checkpoint import Checkpoint, open_newest, understood
 from training.console import run_program
 from training.flags import Flags, complete, flag, integer, parse, path, raise_any
 from training.run import check_loss
 
 import minigrad as mg
 import nn
-from minigrad.errors import ArgumentError
+from minigrad.errors import ArgumentError, printable
 
 PROGRAM = "evaluate.py"
 
@@ -81,10 +81,11 @@ def tokens_to_score(config: Config, checkpoint: Checkpoint, tokenizer: Tokenizer
     if config.data:
         tokens, what = read_tokens([Path(file) for file in config.data], tokenizer), ", ".join(config.data)
     else:
-        about = checkpoint.meta["corpus"]
-        files = [Path(file) for file in checkpoint.meta["config"]["data"] or [SHAKESPEARE]]
+        about = checkpoint.fact("corpus")
+        with understood(checkpoint.path):
+            files = [Path(file) for file in checkpoint.fact("config")["data"] or [SHAKESPEARE]]
         corpus = read_corpus(files, stored=about["tokenizer"])
-        if corpus.fingerprint != about["fingerprint"]:
+        if corpus.fingerprint != about.get("fingerprint"):
             got = f"{', '.join(map(str, files))}, which changed since"
             raise ArgumentError("the text that the run began with", got, "name a text by --data")
         tokens, what = corpus.validation, "the run's validation text"
@@ -104,7 +105,8 @@ def evaluate(config: Config) -> int:
     tokens, what = tokens_to_score(config, checkpoint, tokenizer)
     result = score(model, tokenizer, tokens, stride, config.batch_size)
     check_loss(result.nats)
-    print(f"{checkpoint.path} on {what}: {result.tokens:,} tokens scored in windows of {window}, {stride} apart")
+    what = printable(f"{checkpoint.path} on {what}")
+    print(f"{what}: {result.tokens:,} tokens scored in windows of {window}, {stride} apart")
     print(result)
     return 0
 

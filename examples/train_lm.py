@@ -95,6 +95,7 @@ class Config(TrainingFlags):
             self.data = tuple(map(os.path.abspath, self.data))
         if self.tokenizer not in (None, *NAMES):
             self.tokenizer = os.path.abspath(self.tokenizer)
+        self.export_hf = self.export_hf and os.path.abspath(self.export_hf)
 
     @property
     def files(self) -> list[Path]:
@@ -125,10 +126,11 @@ class Config(TrainingFlags):
 
 def read_data(config: Config, run: Run) -> Corpus:
     """The corpus of the run; a continued run must find the one that it began with."""
-    before = run.checkpoint.meta["corpus"] if run.checkpoint else {}
-    corpus = texts.read_corpus(config.files, config.tokenizer, config.vocab_size, before.get("tokenizer"))
+    before = run.fact("corpus")
+    stored = before.get("tokenizer", {}) if run.checkpoint else None
+    corpus = texts.read_corpus(config.files, config.tokenizer, config.vocab_size, stored)
     texts.check_length(corpus, config.block_size)
-    if before and before["fingerprint"] != corpus.fingerprint:
+    if before and before.get("fingerprint") != corpus.fingerprint:
         raise FlagErrors([f"--data: {', '.join(map(str, config.files))} is not the text that the run began with"])
     run.about["corpus"] = {"tokenizer": corpus.tokenizer.as_json(), "fingerprint": corpus.fingerprint}
     return corpus
@@ -154,7 +156,7 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         "rope_layout": "interleaved",
         "dtype": config.weights_dtype,
     }
-    before = run.checkpoint.meta["model"] if run.checkpoint else {}
+    before = run.fact("model")
     if other := sorted(name for name in before if before[name] != arguments.get(name)):
         got = f"another in {', '.join(other)}: {[before[name] for name in other]}"
         raise ArgumentError(
@@ -162,6 +164,9 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         )
     run.about["model"] = arguments
     check_memory(config.device, *numbers_in_a_step(config, vocab_size), np.dtype(config.weights_dtype).itemsize, SIZES)
+    if run.checkpoint:
+        model: nn.TransformerLM = run.checkpoint.empty_model(nn.TransformerLM, config.device)
+        return model
     return nn.TransformerLM(**arguments, device=config.device)
 
 
@@ -237,7 +242,10 @@ def train(config: Config, run: Run) -> int:
     run.about["prompt"] = [int(token) for token in prompt]
     mg.random.seed(config.seed)
     model = build_model(config, corpus.tokenizer.vocab_size, run)
-    export = HfExport(Path(config.export_hf), corpus.tokenizer) if config.export_hf else None
+    export = None
+    if config.export_hf:
+        ours = run.checkpoint is not None and run.checkpoint.meta["config"].get("export_hf") == config.export_hf
+        export = HfExport(Path(config.export_hf), corpus.tokenizer, config.overwrite or ours)
     task = training_loop.Task(
         model=model,
         batches=RandomBlocks(

@@ -8,7 +8,7 @@
 [2. 4. 6.]
 """
 
-from minigrad import backend, cuda, errors, functional, ops, random, special, stats
+from minigrad import backend, cuda, errors, functional, linalg, ops, random, special, stats
 from minigrad.autocast import autocast
 from minigrad.checkpointing import checkpoint
 from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
@@ -43,9 +43,9 @@ __all__ = [
     "REGISTRY", "Instrument", "MiniGradError", "Observer", "Primitive", "Tensor", "abs", "arange", "asarray",
     "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "draw", "elementwise", "enable_grad", "errors",
     "eye", "from_dlpack", "full", "functional", "fused", "get_num_threads", "grad", "gradcheck", "gradgradcheck",
-    "hessian", "hvp", "is_grad_enabled", "jacobian", "jvp", "load", "load_metadata", "log_softmax", "memory_summary",
-    "no_grad", "ones", "parallel", "primitive", "profile", "random", "sample", "save", "set_num_threads", "softmax",
-    "special", "stats", "tensor", "track_memory", "value_and_grad", "vjp", "zeros",
+    "hessian", "hvp", "is_grad_enabled", "jacobian", "jvp", "linalg", "load", "load_metadata", "log_softmax",
+    "memory_summary", "no_grad", "ones", "parallel", "primitive", "profile", "random", "sample", "save",
+    "set_num_threads", "softmax", "special", "stats", "tensor", "track_memory", "value_and_grad", "vjp", "zeros",
 ]
 # fmt: on
 __all__ += ops.__all__

@@ -5,7 +5,20 @@ Each kind is also the built-in exception that a Python programmer would catch, s
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")  # not \t, \n, \r\n
+
+
+def printable(text: str) -> str:
+    r"""The text with characters that would steer a terminal written as escapes: names in files are a stranger's words.
+
+    >>> print(printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class MiniGradError(Exception):
@@ -25,7 +38,7 @@ class MiniGradError(Exception):
 
     def __str__(self) -> str:
         lines = [f"Expected: {self.expected}", f"Got: {self.got}" + (f", in {self.layer}" if self.layer else "")]
-        return "\n".join(lines + ([f"Hint: {self.hint}"] if self.hint else []))
+        return printable("\n".join(lines + ([f"Hint: {self.hint}"] if self.hint else [])))
 
 
 class ShapeError(MiniGradError, ValueError):
@@ -84,6 +97,10 @@ class CallError(MiniGradError, TypeError):
 
 class AxisError(MiniGradError, np.exceptions.AxisError):
     """An axis that the array doesn't have: a ValueError and an IndexError, as NumPy's is."""
+
+
+class LinAlgError(MiniGradError, np.linalg.LinAlgError):
+    """A matrix that is singular, not positive definite or not square where it must be."""
 
 
 class MissingFileError(FileFormatError, FileNotFoundError):

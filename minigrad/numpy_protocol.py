@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad import ops
+from minigrad import linalg, ops
 from minigrad.backend import array_module, as_dtype, is_array, to_gpu_of_any
 from minigrad.engine import core
 from minigrad.engine.recording import mode
 from minigrad.engine.registry import REGISTRY
-from minigrad.errors import ArgumentError, CallError
+from minigrad.errors import CallError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import FOREIGN, describe, translate
 from minigrad.ops.special import of_scipy
@@ -101,33 +101,6 @@ def full_name(function: Any) -> str:
 # ---- functions whose meaning differs from ours ----------------------------------------------------------------------
 
 
-def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """``np.linalg.norm``: of vectors, and of matrices where it needs no singular values."""
-    axes = tuple(range(x.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
-    if len(axes) == 1 or (ord is None and axis is None):
-        result = ops.norm(x, 2 if ord is None else ord, axes if axis is not None else None)
-        return (
-            ops.reshape(result, (1,) * x.ndim)
-            if keepdims and axis is None
-            else (ops.expand_dims(result, axes) if keepdims else result)
-        )
-    if len(axes) != 2:
-        raise ArgumentError(
-            "one axis for a norm of vectors, two for one of matrices", f"axis={axis}", "ord=None flattens"
-        )
-    if ord in (None, "fro"):
-        return ops.norm(x, 2, axes, keepdims)
-    if ord in (1, -1, np.inf, -np.inf):
-        inner, outer = (0, 1) if abs(ord) == 1 else (1, 0)
-        sums = ops.sum(ops.absolute(x), axes[inner], keepdims=True)
-        result = (ops.max if ord > 0 else ops.min)(sums, axes[outer], keepdims=True)
-        return result if keepdims else ops.squeeze(result, tuple(axes))
-    got = f"np.linalg.norm of matrices with ord={ord!r}"
-    raise CallError(
-        "a norm of vectors, or ord None, 'fro', 1, -1, inf or -inf of matrices", got, "give one axis for vectors"
-    )
-
-
 def _flat_first(operation: Callable[..., Any]) -> Callable[..., Any]:
     """``operation`` along an axis, where None means that of the flattened array."""
 
@@ -145,8 +118,8 @@ def _clip(x: Any, a_min: Any = None, a_max: Any = None, min: Any = None, max: An
     return ops.clip(x, a_min if min is None else min, a_max if max is None else max)
 
 
-def _transposed(x: Any) -> Any:
-    return ops.swapaxes(x, -1, -2)
+def _svd(x: Any, full_matrices: Any = True, compute_uv: Any = True) -> Any:
+    return linalg.svd(x, full_matrices) if compute_uv else linalg.svdvals(x)
 
 
 def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: Any) -> Any:
@@ -237,13 +210,32 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.outer, ops.outer, "a=x b=y out"),
         (np.kron, ops.kron, "a=x b=y"),
         (np.tensordot, ops.tensordot, "a=x b=y axes"),
-        (np.linalg.norm, _norm, "x ord axis keepdims"),
-        (np.linalg.trace, lambda x, offset=0: ops.trace(x, offset, -2, -1), "x | offset dtype"),
-        (np.linalg.diagonal, lambda x, offset=0: ops.diagonal(x, offset, -2, -1), "x | offset"),
-        (np.linalg.matmul, ops.matmul, "x1=x x2=y"),
-        (np.linalg.tensordot, ops.tensordot, "x1=x x2=y | axes"),
-        (np.linalg.matrix_transpose, _transposed, "x"),
-        (np.matrix_transpose, _transposed, "x"),
+        (np.matrix_transpose, linalg.matrix_transpose, "x"),
+        # ---- linear algebra ----
+        (np.linalg.norm, linalg.norm, "x ord axis keepdims"),
+        (np.linalg.vector_norm, linalg.vector_norm, "x | axis keepdims ord"),
+        (np.linalg.matrix_norm, linalg.matrix_norm, "x | keepdims ord"),
+        (np.linalg.trace, linalg.trace, "x | offset dtype"),
+        (np.linalg.diagonal, linalg.diagonal, "x | offset"),
+        (np.linalg.matmul, linalg.matmul, "x1=x x2=y"),
+        (np.linalg.outer, linalg.outer, "x1=x x2=y"),
+        (np.linalg.tensordot, linalg.tensordot, "x1=x x2=y | axes"),
+        (np.linalg.matrix_transpose, linalg.matrix_transpose, "x"),
+        (np.linalg.matrix_power, linalg.matrix_power, "a=x n"),
+        (np.linalg.multi_dot, linalg.multi_dot, "arrays out"),
+        (np.linalg.solve, linalg.solve, "a b"),
+        (np.linalg.lstsq, linalg.lstsq, "a b rcond"),
+        (np.linalg.inv, linalg.inv, "a=x"),
+        (np.linalg.pinv, linalg.pinv, "a=x rcond | rtol=rcond"),
+        (np.linalg.det, linalg.det, "a=x"),
+        (np.linalg.slogdet, linalg.slogdet, "a=x"),
+        (np.linalg.cholesky, linalg.cholesky, "a=x | upper"),
+        (np.linalg.qr, linalg.qr, "a=x mode"),
+        (np.linalg.eigh, linalg.eigh, "a=x UPLO"),
+        (np.linalg.eigvalsh, linalg.eigvalsh, "a=x UPLO"),
+        (np.linalg.svd, _svd, "a=x full_matrices compute_uv"),
+        (np.linalg.svdvals, linalg.svdvals, "x"),
+        (np.linalg.cond, linalg.cond, "x p"),
         # ---- constants ----
         (np.zeros_like, _like(0), "a=x dtype order subok shape | device"),
         (np.ones_like, _like(1), "a=x dtype order subok shape | device"),
@@ -261,6 +253,7 @@ INSPECTING = {
     np.array2string, np.iscomplexobj, np.isrealobj, np.iscomplex, np.isreal, np.result_type, np.can_cast,
     np.may_share_memory, np.shares_memory, np.searchsorted, np.nonzero, np.flatnonzero, np.argwhere, np.digitize,
     np.argpartition, np.lexsort, np.isin, np.nanargmax, np.nanargmin, np.empty_like, np.isposinf, np.isneginf,
+    np.linalg.matrix_rank,
 }  # fmt: skip
 """Functions that look at numbers and make none through which a gradient could flow."""
 

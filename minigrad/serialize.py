@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import json
+import math
 import os
 import re
 import shutil
@@ -21,7 +22,9 @@ import safetensors
 import safetensors.numpy
 
 from minigrad.backend import Array, array_of, as_dtype, bfloat16, is_array, to_numpy
-from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatError, MissingFileError
+from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatError, MissingFileError, OutOfMemoryError
+from minigrad.files import regular_file
+from minigrad.messages.arguments import plain_array
 from minigrad.messages.explain import describe, explained
 
 
@@ -57,10 +60,12 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     >>> _ = model.load_state_dict(parts["model"])
     >>> optimizer.load_state_dict({"state": parts["optimizer"], "param_groups": groups})
     """
-    path = Path(os.path.realpath(checked_path(path)))
+    path = Path(os.path.realpath(checked_path(path)))  # a link stays one: the file that it points to is replaced
     plain, text = _plain(arrays), _text(metadata)
     if path.is_dir():
         raise ArgumentError("the path of a file", f"the folder {str(path)!r}", "name a file in it")
+    if path.exists() and not path.is_file():
+        raise ArgumentError("the path of a file", f"the device or FIFO {str(path)!r}", "name a regular file")
     if not path.parent.is_dir():
         raise MissingFileError("a folder to save in", f"no folder {str(path.parent)!r}", "os.makedirs makes it")
     with atomic_write(path) as temporary:
@@ -85,7 +90,7 @@ def _plain(arrays: Any) -> dict[str, Any]:
         raise CallError("a dict of names and arrays", describe(arrays), "save(path, {'x': x})")
     plain = {}
     for name, value in arrays.items():
-        array = array_of(value)
+        array = plain_array(value) if isinstance(value, np.ndarray) else array_of(value)
         if not isinstance(name, str) or not is_array(array):
             hint = "keep other things in metadata, as text"
             raise ArgumentError("names with arrays or Tensors", f"{name!r}: {describe(value)}", hint)
@@ -109,21 +114,22 @@ def atomic_write(path: Path, folder: bool = False) -> Iterator[Path]:
     """A temporary file (or folder) to write to; when the block ends it is flushed to the disk and renamed to ``path``.
 
     After a kill or an error ``path`` holds what it held before, or all of the new, never a part. A file keeps the
-    permissions of the one that it replaces, and a link stays a link: the file that it points to is replaced.
+    permissions of the one that it replaces. No link is followed: where ``path`` is one, the link itself is replaced.
     """
-    path = Path(os.path.realpath(path))
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    remove(temporary)  # of an earlier process with our number, or a link that waits for us
     try:
-        temporary.mkdir() if folder else temporary.touch()  # with the permissions that the umask leaves
-        mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
+        temporary.mkdir() if folder else temporary.touch(exist_ok=False)  # with the permissions that the umask leaves
+        kept = path if path.exists() and not path.is_symlink() else temporary
+        mode = stat.S_IMODE(kept.stat().st_mode)
         yield temporary
         os.chmod(temporary, mode)
         for written in [*temporary.rglob("*"), temporary]:
             flush_to_disk(written)
         os.replace(temporary, path)
     finally:
-        _remove(temporary)
+        remove(temporary)
     flush_to_disk(path.parent)
 
 
@@ -142,12 +148,13 @@ def _remove_abandoned(path: Path) -> None:
     """Remove what writers of ``path`` that were killed left behind: temporary files, unchanged for an hour."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.*.tmp"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > 3600:
-                _remove(left)
+            if time.time() - left.lstat().st_mtime > 3600:
+                remove(left)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -179,13 +186,23 @@ def load(path: str | os.PathLike[str]) -> dict[str, Array]:
         return {name: _array(file, path, name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
 
 
+def load_shapes(path: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arrays of a safetensors file by their names; the arrays aren't read."""
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
 def _array(file: Any, path: str | os.PathLike[str], name: str) -> Array:
-    kind = file.get_slice(name).get_dtype()
-    if kind == "BF16":
-        return _bfloat16_array(path, name)
+    stored = file.get_slice(name)
+    kind, shape = stored.get_dtype(), stored.get_shape()
+    try:  # the library would end in a panic
+        np.empty(math.prod(shape) * (int(re.sub(r"\D", "", kind) or 8) // 8), np.uint8)
+    except (MemoryError, ValueError):
+        got = f"{name!r} {kind} {shape} in {str(path)!r}"
+        raise OutOfMemoryError("memory for the arrays", got, "a machine with more of it") from None
     try:
-        return file.get_tensor(name)
-    except (TypeError, AttributeError):  # as NumPy complains
+        return _bfloat16_array(path, name) if kind == "BF16" else file.get_tensor(name)
+    except (TypeError, AttributeError, ValueError, OverflowError, safetensors.SafetensorError):  # as NumPy complains
         hint = "what wrote the file can cast them"
         raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}", hint) from None
 
@@ -211,9 +228,7 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def _opened(path: str | os.PathLike[str]) -> Any:
-    if not Path(checked_path(path)).is_file():
-        hint = "it is a folder" if Path(path).is_dir() else f"the working directory is {os.getcwd()!r}"
-        raise MissingFileError("a safetensors file", f"no file {str(path)!r}", hint)
+    regular_file(checked_path(path), "a safetensors file")
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:

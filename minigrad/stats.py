@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import linalg
 from minigrad.backend import Array, array_module, array_of, is_floating
 from minigrad.engine.registry import Composite, register, sample
 from minigrad.errors import ArgumentError, ShapeError
@@ -220,7 +221,6 @@ def _dirichlet(x: Array, alpha: Array) -> Array:
 
 def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1) -> Array:
     """Logarithm of the density at x, of shape (..., k); ``cov`` is a matrix, a vector of variances or one for all."""
-    linalg = importlib.import_module("minigrad.linalg")
     x = x if hasattr(x, "ndim") else np.asarray(x, np.float64)
     k = x.shape[-1] if x.ndim else 0
     if not x.ndim or np.shape(mean) not in ((), (k,)) or np.shape(cov) not in ((), (k,), (k, k)):

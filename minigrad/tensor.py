@@ -114,7 +114,7 @@ class Tensor:
 
     @data.setter
     def data(self, value: Any) -> None:
-        array = array_module(self._data).asarray(as_operand(array_of(value), ".data"), dtype=self._data.dtype)
+        array = array_module(self._data).asarray(array_of(as_operand(value, ".data")), dtype=self._data.dtype)
         if array.shape != self._data.shape:
             raise ShapeError(f"data of shape {self.shape}", f"shape {array.shape}", "make a new Tensor instead")
         self._data = array
@@ -291,6 +291,9 @@ class Tensor:
     if not TYPE_CHECKING:  # a type checker finds unknown names itself
 
         def __getattr__(self, name: str) -> Any:
+            if name == "_mask":  # np.ma asks, and would go on with our numbers alone
+                hint = "array.filled(0) is a plain one; keep the mask beside it"
+                raise DTypeError("plain arrays and tensors", "a masked array with a tensor", hint)
             raise unknown_name(self, type(self).__name__, name)
 
     def __copy__(self) -> Tensor:
@@ -625,7 +628,7 @@ def as_array(data: Any, dtype: DType, device: str | None, copy: bool) -> Array:
     wanted = None if dtype is None else as_dtype(dtype)
     if isinstance(data, list | tuple | range):
         data, copy = from_lists(data, wanted), False
-    elif not is_array(as_operand(data, "the data")):
+    elif not is_array(data := as_operand(data, "the data")):
         data, copy = np.array(data, dtype=wanted), False
     if device is not None:
         moved = to_device(data, check_device(device))

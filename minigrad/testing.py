@@ -304,7 +304,7 @@ def _draw(operation: Operation[Any], call: Sample, rng: np.random.Generator, dty
         if _is_shape(value):
             count = int(np.prod(value))
             taken, numbers = numbers[:count].reshape(value), numbers[count:]
-            return taken.copy()
+            return taken.copy() if isinstance(operation.domain, tuple) else operation.domain(taken)
         return value.astype(dtype) if _is_floating_array(value) else value
 
     return tuple(fill(value) for value in call.arrays), dict(call.params)
@@ -320,7 +320,8 @@ def _is_shapes(value: Any) -> bool:
 
 def _apart(count: int, operation: Operation[Any], rng: np.random.Generator, dtype: Any) -> Host:
     """Uniform numbers of the domain, those too near to a kink or to another's absolute value drawn anew."""
-    values: Host = rng.uniform(*operation.domain, count).astype(dtype)
+    interval = operation.domain if isinstance(operation.domain, tuple) else (-1.0, 1.0)
+    values: Host = rng.uniform(*interval, count).astype(dtype)
     for _ in range(100):
         sizes = np.abs(values.astype(np.float64))
         order = np.argsort(sizes)
@@ -330,6 +331,6 @@ def _apart(count: int, operation: Operation[Any], rng: np.random.Generator, dtyp
             near |= np.abs(values.astype(np.float64) - kink) < GAP
         if not near.any():
             return values
-        values[near] = rng.uniform(*operation.domain, np.count_nonzero(near)).astype(dtype)
+        values[near] = rng.uniform(*interval, np.count_nonzero(near)).astype(dtype)
     hint = "widen the domain, or name fewer kinks"
-    raise ArgumentError(f"a domain with room for {count} numbers of {dtype}", str(operation.domain), hint)
+    raise ArgumentError(f"a domain with room for {count} numbers of {dtype}", str(interval), hint)

@@ -1,4 +1,4 @@
-"""Layers, built from minigrad's primitives alone: from Linear to a LLaMA-style language model and the encoder-decoder.
+"""Layers, built from minigrad's primitives alone: from Linear and Conv2d to language models and the encoder-decoder.
 
 >>> import minigrad as mg
 >>> import nn
@@ -11,11 +11,23 @@
 
 from minigrad.messages.habits import module_names
 from . import functional
-from .activation import GELU, GLU, Dropout, ReLU, SiLU
+from .activation import GELU, GLU, Dropout, Flatten, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from .attention import MultiHeadAttention
+from .batch_norm import BatchNorm1d, BatchNorm2d, GroupNorm
+from .batches import batches
 from .beam_search import Beam, beam_search
 from .cache import KVCache
 from .containers import ModuleDict, ModuleList, Sequential
+from .convolution import (
+    AvgPool1d,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    MaxPool1d,
+    MaxPool2d,
+)
 from .encoder_decoder import DecoderLayer, EncoderLayer, Transformer
 from .evaluation import perplexity, sliding_windows, total_loss
 from .feedforward import FeedForward, SwiGLU
@@ -28,20 +40,34 @@ from .normalization import LayerNorm, RMSNorm
 from .parameter import Parameter
 from .positional import RotaryEmbedding, SinusoidalPositionalEncoding
 from .sampling import next_token_probabilities
+from .summary import summary
 from .transformer import TransformerBlock, TransformerLM
 
 __all__ = [
     "GELU",
     "GLU",
+    "AvgPool1d",
+    "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
     "Beam",
+    "Conv1d",
+    "Conv2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "DecoderLayer",
     "Dropout",
     "Embedding",
     "EncoderLayer",
     "FeedForward",
+    "Flatten",
+    "GroupNorm",
     "KVCache",
     "LayerNorm",
+    "LeakyReLU",
     "Linear",
+    "MaxPool1d",
+    "MaxPool2d",
     "Module",
     "ModuleDict",
     "ModuleList",
@@ -52,11 +78,14 @@ __all__ = [
     "RotaryEmbedding",
     "Sequential",
     "SiLU",
+    "Sigmoid",
     "SinusoidalPositionalEncoding",
     "SwiGLU",
+    "Tanh",
     "Transformer",
     "TransformerBlock",
     "TransformerLM",
+    "batches",
     "beam_search",
     "causal_mask",
     "functional",
@@ -68,6 +97,7 @@ __all__ = [
     "perplexity",
     "save_llama",
     "sliding_windows",
+    "summary",
     "total_loss",
 ]
 __getattr__, __dir__ = module_names(globals())

@@ -1,10 +1,16 @@
-"""Activations and dropout as modules: layers without parameters."""
+"""Activations, flattening and dropout as modules: layers without parameters."""
 
 from __future__ import annotations
 
-from minigrad.tensor import Tensor
+import math
+from typing import Any
+
+from minigrad import tanh
+from minigrad.errors import ArgumentError
+from minigrad.messages.arguments import normal_axis
+from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
-from .checks import check_probability
+from .checks import as_operand, check_probability
 from .module import Module
 
 
@@ -54,6 +60,52 @@ class GELU(Module):
         return f"approximate={self.approximate!r}"
 
 
+class LeakyReLU(Module):
+    """``x`` where it is above 0, else ``negative_slope · x``; its derivative at 0 is ``negative_slope``.
+
+    >>> import minigrad as mg
+    >>> print(LeakyReLU(0.1)(mg.Tensor([-1.0, 2.0])).data)
+    [-0.1  2. ]
+    """
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        super().__init__()
+        self.negative_slope = negative_slope
+
+    def forward(self, x: TensorLike) -> Tensor:
+        """``x``, the negative elements times the slope."""
+        return F.leaky_relu(x, self.negative_slope)
+
+    def extra_repr(self) -> str:
+        return f"negative_slope={self.negative_slope}"
+
+
+class Sigmoid(Module):
+    """``1 / (1 + e^-x)`` of each element.
+
+    >>> import minigrad as mg
+    >>> print(Sigmoid()(mg.Tensor([0.0])).data)
+    [0.5]
+    """
+
+    def forward(self, x: TensorLike) -> Tensor:
+        """``1 / (1 + e^-x)``."""
+        return F.sigmoid(x)
+
+
+class Tanh(Module):
+    """The hyperbolic tangent of each element.
+
+    >>> import minigrad as mg
+    >>> print(Tanh()(mg.Tensor([0.0])).data)
+    [0.]
+    """
+
+    def forward(self, x: TensorLike) -> Tensor:
+        """The hyperbolic tangent."""
+        return tanh(x)
+
+
 class GLU(Module):
     """``a · sigmoid(b)``, a and b the halves of the input along ``axis``: a gated linear unit.
 
@@ -74,6 +126,33 @@ class GLU(Module):
 
     def extra_repr(self) -> str:
         return f"axis={self.axis}"
+
+
+class Flatten(Module):
+    """The axes from ``start_dim`` to ``end_dim`` as one: by default all but the batch's.
+
+    >>> import minigrad as mg
+    >>> Flatten()(mg.ones((2, 3, 4))).shape
+    (2, 12)
+    """
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, x: TensorLike) -> Tensor:
+        """``x`` with fewer axes."""
+        whole: Any = as_operand(x)
+        first, last = normal_axis(self.start_dim, whole.ndim), normal_axis(self.end_dim, whole.ndim)
+        if first > last:
+            raise ArgumentError("start_dim before end_dim", f"{first} and {last}", "axes count from 0")
+        flat: Tensor = whole.reshape(
+            (*whole.shape[:first], math.prod(whole.shape[first : last + 1]), *whole.shape[last + 1 :])
+        )
+        return flat
+
+    def extra_repr(self) -> str:
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
 
 
 class Dropout(Module):

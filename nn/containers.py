@@ -33,8 +33,8 @@ class ModuleList(Module):
         """Add modules at the end, in their order."""
         if isinstance(modules, Module) and not isinstance(modules, ModuleList):
             raise DTypeError("a list of modules", type(modules).__name__, "put a single one into a list: [module]")
-        for module in modules:
-            self.append(module)
+        for place, module in enumerate(modules, len(self)):
+            self._set(place, module)
 
     def _set(self, place: int, module: Module) -> None:
         if not isinstance(module, Module):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np  # noqa: F401 (for the examples)
 
-from minigrad import random, sigmoid, split
+from minigrad import random, sigmoid, split, where
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError, ShapeError
 from minigrad.kernels.operations import (
@@ -36,21 +36,45 @@ from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names
 from minigrad.tensor import Operand, X
 from .checks import as_operand, check_probability
-from .losses import binary_cross_entropy_with_logits, kl_div, mse_loss, nll_loss, one_hot
+from .losses import binary_cross_entropy_with_logits, huber_loss, kl_div, mse_loss, nll_loss, one_hot
+from .spatial import (
+    avg_pool1d,
+    avg_pool2d,
+    batch_norm,
+    conv1d,
+    conv2d,
+    conv_transpose1d,
+    conv_transpose2d,
+    group_norm,
+    max_pool1d,
+    max_pool2d,
+)
 
 __all__ = [
     "apply_rope",
+    "avg_pool1d",
+    "avg_pool2d",
+    "batch_norm",
     "binary_cross_entropy_with_logits",
+    "conv1d",
+    "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "cross_entropy",
     "dropout",
     "embedding",
     "gelu",
     "glu",
+    "group_norm",
+    "huber_loss",
     "kl_div",
     "layer_norm",
+    "leaky_relu",
     "linear",
     "linear_cross_entropy",
     "log_softmax",
+    "max_pool1d",
+    "max_pool2d",
     "mse_loss",
     "nll_loss",
     "one_hot",
@@ -80,6 +104,17 @@ def glu(x: Operand[X], axis: int = -1) -> X:
         raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {whole.shape}", hint)
     a, b = split(whole, 2, axis)
     return a * sigmoid(b)
+
+
+@explained
+def leaky_relu(x: Operand[X], negative_slope: float = 0.01) -> X:
+    """``x`` where it is above 0, else ``negative_slope · x``; its derivative at 0 is ``negative_slope``.
+
+    >>> print(leaky_relu(np.array([-2.0, 3.0]), 0.5))
+    [-1.  3.]
+    """
+    array: Any = as_operand(x)
+    return where(array > 0, array, array * negative_slope)
 
 
 @explained

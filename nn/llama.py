@@ -13,14 +13,17 @@ from typing import Any
 
 from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
-from minigrad.errors import ArgumentError, FileFormatError
+from minigrad.errors import ArgumentError, FileFormatError, StateError
+from minigrad.files import read_json
 from minigrad.messages.explain import describe
-from minigrad.serialize import checked_path, write_whole
+from minigrad.serialize import checked_path, load_shapes, write_whole
 from .checks import check_probability, is_whole
+from .parameter import hollow
 from .transformer import TransformerLM
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 WRITERS = "save_pretrained of transformers writes such files, and save_llama"
+ONE_MODEL = f"the weights and {CONFIG} must be of one model"
 
 # Our name of a part of a block -> theirs.
 PARTS = {
@@ -100,19 +103,27 @@ def load_llama(
     True
     """
     folder = Path(checked_path(folder, "a folder", "models/llama"))
-    config = _read_json(folder / CONFIG)
+    config = _read_config(folder / CONFIG)
     arguments = arguments_of(config, ignore)
     most = arguments["context_length"]
     if context_length is not None and not (is_whole(context_length, 1) and context_length <= most):
         hint = "None takes all of it"
         raise ArgumentError(f"a context_length up to max_position_embeddings = {most}", repr(context_length), hint)
     arguments["context_length"] = context_length or most
-    weights = _read_weights(folder)
-    model = TransformerLM(**arguments, dtype=dtype, device=device, generator=0)
-    state = model.state_dict()
-    names = {theirs(name): name for name in state}
-    _check_weights(weights, {name: state[names[name]].shape for name in names}, arguments["tie_embeddings"])
-    model.load_state_dict({names[name]: array for name, array in weights.items()})
+    places = _places_of_weights(folder)
+    files = sorted(set(places.values()))
+    found = {name: shape for file in files for name, shape in load_shapes(file).items() if places.get(name) == file}
+    if is_whole(layers := arguments["num_layers"], 1) and layers > len(found):
+        raise FileFormatError(f"weights of {layers} layers", f"{len(found)} arrays", ONE_MODEL)
+    with hollow():  # names and shapes are compared before any memory is taken
+        model = TransformerLM(**arguments, dtype=dtype, device=device)
+    tensors = {theirs(name): (name, tensor.shape) for name, tensor in model._named_tensors(True, bool)}
+    _check_weights(found, {name: shape for name, (_, shape) in tensors.items()}, arguments["tie_embeddings"])
+    arrays = ((name, array) for file in files for name, array in load(file).items() if places.get(name) == file)
+    try:
+        model.load_state_dict({tensors[name][0]: array for name, array in arrays})
+    except StateError as error:  # tied embeddings, and two of them
+        raise FileFormatError(error.expected, error.got, ONE_MODEL) from None
     for layer in model.layers:
         layer.attn.dropout = check_probability(config.get("attention_dropout") or 0.0)
     return model.eval()
@@ -173,7 +184,10 @@ def _check_parts(model: TransformerLM) -> None:
 
 
 def prepared(folder: str | os.PathLike[str]) -> Path:
-    """Make the folder for ``save_llama`` where it isn't there; one that holds another model's shards is refused."""
+    """Make the folder for ``save_llama`` where it isn't there.
+
+    One that holds another model's shards is refused, and one with a link where a file will be: no link is followed.
+    """
     folder = Path(checked_path(folder, "a folder", "models/llama"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -182,6 +196,9 @@ def prepared(folder: str | os.PathLike[str]) -> Path:
         raise ArgumentError("a folder to save in", got, "it is made where it isn't there") from None
     if (folder / INDEX).exists():
         raise ArgumentError("a folder of its own", f"{folder}, which holds a model in shards", "name a new one")
+    for path in (folder / WEIGHTS, folder / CONFIG):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise ArgumentError("a folder of regular files", f"{str(path)!r}, which is none", "name a new folder")
     return folder
 
 
@@ -283,19 +300,18 @@ def theirs(name: str) -> str:
     return f"model.layers.{number}.{PARTS[part]}.weight"
 
 
-def _check_weights(weights: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], tied: bool) -> None:
+def _check_weights(weights: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]], tied: bool) -> None:
     """Refuse arrays whose names and shapes are not those of the model; with tied embeddings lm_head may be absent."""
     needed = shapes.keys() - ({"lm_head.weight"} if tied else set())
     common = sorted(weights.keys() & shapes.keys())
     faults = {
         "missing": sorted(needed - weights.keys()),
         "unexpected": sorted(weights.keys() - shapes.keys()),
-        "wrong shape": [f"{n} {weights[n].shape}, not {shapes[n]}" for n in common if weights[n].shape != shapes[n]],
+        "wrong shape": [f"{n} {weights[n]}, not {shapes[n]}" for n in common if weights[n] != shapes[n]],
     }
     if any(faults.values()):
         got = ", ".join(f"{kind}: {names[:9]}" for kind, names in faults.items() if names)
-        hint = f"the weights and {CONFIG} must be of one model"
-        raise FileFormatError(f"the {len(needed)} arrays that {CONFIG} asks for", got, hint)
+        raise FileFormatError(f"the {len(needed)} arrays that {CONFIG} asks for", got, ONE_MODEL)
 
 
 def _in_half_layout(model: TransformerLM, name: str, array: Array) -> Array:
@@ -308,33 +324,22 @@ def _in_half_layout(model: TransformerLM, name: str, array: Array) -> Array:
     return pairs.swapaxes(1, 2).reshape(array.shape)
 
 
-def _read_weights(folder: Path) -> dict[str, Array]:
-    """The arrays of the folder by their names, without the tables of angles that old versions stored."""
+def _places_of_weights(folder: Path) -> dict[str, Path]:
+    """The file of each array by its name, without the tables of angles that old versions stored."""
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         if not (folder / WEIGHTS).is_file() and list(folder.glob("*.bin")):
             hint = "transformers writes safetensors: from_pretrained(…).save_pretrained(…, safe_serialization=True)"
             raise FileFormatError(f"{WEIGHTS}", "pickled weights, which are not read", hint)
-        weights = load(folder / WEIGHTS)
+        places: Any = dict.fromkeys(load_shapes(folder / WEIGHTS), WEIGHTS)
     else:
-        places = _read_json(folder / INDEX).get("weight_map")
+        places = _read_config(folder / INDEX).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
             raise FileFormatError(f"{INDEX} with a weight_map of names and files", describe(places), WRITERS)
-        weights = {}
         for file in sorted(set(places.values())):
             if Path(file).name != file:
                 raise FileFormatError("shards in the folder itself", repr(file), f"{INDEX} names each without a path")
-            weights |= {name: array for name, array in load(folder / file).items() if places.get(name) == file}
-    return {name: array for name, array in weights.items() if not name.endswith("rotary_emb.inv_freq")}
+    return {name: folder / file for name, file in places.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        expected, got = f"a folder of transformers, with {path.name}", f"no file {str(path)!r}"
-        raise FileFormatError(expected, got, WRITERS) from None
-    except ValueError as error:
-        raise FileFormatError(f"JSON in {path.name}", str(error), WRITERS) from None
-    if not isinstance(found, dict):
-        raise FileFormatError(f"a JSON object in {path.name}", type(found).__name__, WRITERS)
-    return found
+def _read_config(path: Path) -> dict[str, Any]:
+    return read_json(path, f"a folder of transformers, with {path.name}", WRITERS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import Tensor, asarray, exp, log, softplus, take_along_axis, where
+from minigrad import Tensor, asarray, clip, exp, log, softplus, take_along_axis, where
 from minigrad.backend import accumulator, array_module, array_of, is_on_gpu, to_device_of
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.messages.explain import explained
@@ -67,6 +67,23 @@ def mse_loss(input: Operand[X], target: Operand[X], reduction: str = "mean") -> 
     return _unless_overflown(
         lambda: (difference * difference).mean(), lambda: (difference * (difference / count)).sum()
     )
+
+
+@explained
+def huber_loss(input: Operand[X], target: Operand[X], reduction: str = "mean", delta: float = 1.0) -> X:
+    """``d²/2`` of a difference d of at most delta, ``delta (|d| - delta/2)`` beyond: an outlier pulls no harder.
+
+    Elementwise, then reduced by "mean", "sum" or "none". Huber, "Robust estimation of a location parameter" (1964).
+
+    >>> print(huber_loss(np.array([1.0, 4.0]), np.array([0.0, 0.0]), reduction="none"))
+    [0.5 3.5]
+    """
+    x, t = _checked(input, target, reduction)
+    if isinstance(delta, bool) or not isinstance(delta, int | float | np.number) or not 0 < delta < math.inf:
+        raise ArgumentError("delta, a finite number above 0", repr(delta), "1 is usual")
+    difference = x - t
+    inner = clip(difference, -delta, delta)
+    return _reduced(inner * (difference - inner / 2), reduction)
 
 
 @explained

@@ -130,17 +130,20 @@ class Module:
             raise DTypeError(f"a Parameter for {name!r}", f"a {type(value).__name__} of shape {value.shape}", hint)
         if next(_kept_in(value), None) is not None:
             raise _hidden(name, value)
-        if isinstance(value, Module) and any(module is self for module in value.modules()):
+        inside = value is self or self._path  # of another module: what is in none can't be below ``value``
+        if isinstance(value, Module) and inside and any(module is self for module in value.modules()):
             hint = "assign it to a module above both"
             raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to", hint)
 
     def _adopt(self, name: str, child: Module) -> None:
         """Name all that is below ``child`` by its path from here."""
-        prefix = f"{self._path}{name}."
-        for path, module in child.named_modules():
-            vars(module)["_path"] = f"{prefix}{path}." if path else prefix
-        for path, parameter in _once(child._named_tensors(True, lambda persistent: False)):
-            parameter.name = prefix + path
+        named = set()
+        for path, module in _once(child._walk(f"{self._path}{name}.")):
+            vars(module)["_path"] = path
+            for key, value in vars(module).items():
+                if isinstance(value, Parameter) and id(value) not in named:
+                    named.add(id(value))
+                    value.name = path + key
 
     def register_buffer(self, name: str, value: Any, persistent: bool = True) -> None:
         """Keep ``value``, an array that isn't learned, as a Tensor that moves with the module.
@@ -163,9 +166,11 @@ class Module:
 
     def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all below it with their paths, a shared one under each of its paths."""
-        yield prefix, self
-        for name, child in self.named_children():
-            yield from child._walk(f"{prefix}{name}.")
+        waiting = [(prefix, self)]
+        while waiting:
+            prefix, module = waiting.pop()
+            yield prefix, module
+            waiting += [(f"{prefix}{name}.", child) for name, child in module.named_children()][::-1]
 
     def _find_hidden(self) -> None:
         """Refuse modules and parameters where no walk comes by, as in a list that grew after its assignment.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from minigrad import Tensor, random
-from minigrad.backend import DType, as_dtype, is_array, is_floating
-from minigrad.errors import DTypeError
+from minigrad.backend import DType, array_module, as_dtype, is_array, is_floating
+from minigrad.errors import ArgumentError, DTypeError
 
 
 class Parameter(Tensor):
@@ -39,6 +42,37 @@ def parameter_dtype(dtype: DType) -> Any:
     return found
 
 
+_hollow: ContextVar[bool] = ContextVar("hollow", default=False)
+
+
+@contextmanager
+def hollow() -> Iterator[None]:
+    """Inside, a layer's parameters have their shapes but a single number in memory, and no time is spent on drawing it.
+
+    For a model whose state is loaded right after: sizes that a file claims cost nothing until they are compared.
+
+    >>> import nn
+    >>> with hollow():
+    ...     nn.Linear(10**6, 10**6).weight.shape
+    (1000000, 1000000)
+    """
+    token = _hollow.set(True)
+    try:
+        yield
+    finally:
+        _hollow.reset(token)
+
+
+def _hollow_parameter(shape: Any, dtype: DType, device: str | None) -> Parameter:
+    made = Parameter(np.zeros((), parameter_dtype(dtype)), device=device)
+    shape = shape if isinstance(shape, tuple) else (shape,)
+    try:
+        made._data = array_module(made.data).lib.stride_tricks.as_strided(made.data, shape, (0,) * len(shape))
+    except (ValueError, OverflowError):
+        raise ArgumentError("a shape that an array can have", str(shape), "a smaller size") from None
+    return made
+
+
 def truncated_normal(
     shape: tuple[int, ...],
     std: float = 1.0,
@@ -55,6 +89,8 @@ def truncated_normal(
     >>> bool((abs(truncated_normal((100,), std=2.0).data) <= 6).all())
     True
     """
+    if _hollow.get():
+        return _hollow_parameter(shape, dtype, device)
     draw = random.generator(generator).standard_normal
     numbers = draw(shape, np.float32)
     while (beyond := np.abs(numbers) > bound).any():
@@ -82,4 +118,6 @@ def constant(shape: Any, value: float, dtype: DType = None, device: str | None =
     >>> constant(2, 1.0)
     Parameter([1., 1.], dtype=float32, requires_grad=True)
     """
+    if _hollow.get():
+        return _hollow_parameter(shape, dtype, device)
     return Parameter(np.full(shape, value, parameter_dtype(dtype)), device=device)

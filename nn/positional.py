@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,15 +36,23 @@ class SinusoidalPositionalEncoding(Module):
     def __init__(self, d_model: int, max_len: int = 5000, dropout: float = 0.0) -> None:
         super().__init__()
         check_sizes(d_model=d_model, max_len=max_len)
-        angles = np.arange(max_len)[:, None] / 10000 ** (np.arange(0, d_model, 2) / d_model)
-        self.table = np.empty((max_len, d_model))
-        self.table[:, 0::2] = np.sin(angles)
-        self.table[:, 1::2] = np.cos(angles[:, : d_model // 2])
+        self.d_model, self.max_len = d_model, max_len
+        self._table = np.empty((0, 0))
         self.dropout = Dropout(dropout)
+
+    def table(self, rows: int) -> NDArray:
+        """The sinusoids (positions, d_model) of at least ``rows`` positions, made when a call first needs so many."""
+        if len(self._table) < rows:
+            positions = np.arange(min(max(2 * rows, 1024), self.max_len))
+            angles = positions[:, None] / 10000 ** (np.arange(0, self.d_model, 2) / self.d_model)
+            self._table = np.empty((len(positions), self.d_model))
+            self._table[:, 0::2] = np.sin(angles)
+            self._table[:, 1::2] = np.cos(angles[:, : self.d_model // 2])
+        return self._table
 
     def forward(self, x: Tensor, positions: TensorLike | None = None) -> Tensor:
         """``dropout(x + P[positions])``; positions are integers (T,) or (..., T), 0 … T-1 if not given."""
-        max_len, d_model = self.table.shape
+        max_len, d_model = self.max_len, self.d_model
         if x.ndim < 2 or x.shape[-1] != d_model:
             hint = "features are on the last axis, positions before it"
             raise ShapeError(f"(..., T, {d_model})", f"shape {x.shape}", hint)
@@ -52,10 +61,11 @@ class SinusoidalPositionalEncoding(Module):
             hint = "make it with a larger max_len"
             raise ShapeError(f"at most max_len = {max_len} positions", f"{positions.stop}", hint)
         place = checked_positions(positions, x.shape[-2], "cpu", "max_len", max_len)
-        return self.dropout(x + asarray(self.table[place], x.dtype, device_of(asarray(x).data)))
+        table = self.table(place.stop if isinstance(place, slice) else max_len)
+        return self.dropout(x + asarray(table[place], x.dtype, device_of(asarray(x).data)))
 
     def extra_repr(self) -> str:
-        return f"d_model={self.table.shape[1]}, max_len={self.table.shape[0]}"
+        return f"d_model={self.d_model}, max_len={self.max_len}"
 
 
 class RotaryEmbedding(Module):
@@ -93,12 +103,11 @@ class RotaryEmbedding(Module):
         if layout not in LAYOUTS:
             hint = "'interleaved' turns neighbours, 'half' those half a row apart"
             raise ArgumentError(f"a layout of {LAYOUTS}", repr(layout), hint)
-        if not isinstance(theta, int | float | np.number) or not 0 < theta < math.inf:
+        if not isinstance(theta, int | float | np.number) or not 0 < theta <= sys.float_info.max:
             raise ArgumentError("a positive theta", repr(theta), "10000 is usual")
         self.d_k, self.max_seq_len, self.theta, self.layout = d_k, max_seq_len, theta, layout
         self.scaling = None if scaling is None else dict(scaling)
-        frequencies = scaled_frequencies(theta ** (-np.arange(0, d_k, 2) / d_k), scaling)
-        self.angles = np.arange(max_seq_len)[:, None] * frequencies
+        scaled_frequencies(np.ones(1), scaling)  # refuses a scaling that it doesn't know
         self._tables: dict[tuple[str, str], tuple[NDArray, NDArray]] = {}
 
     def forward(self, x: Tensor, positions: TensorLike | None = None) -> Tensor:
@@ -108,15 +117,18 @@ class RotaryEmbedding(Module):
             raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}", hint)
         device = device_of(asarray(x).data)
         place = checked_positions(positions, x.shape[-2], device, "max_seq_len", self.max_seq_len)
-        cos, sin = self.tables(accumulator(x.dtype), device)
+        rows = place.stop if isinstance(place, slice) else self.max_seq_len
+        cos, sin = self.tables(accumulator(x.dtype), device, rows)
         turned: Tensor = F.apply_rope(x, cos[place], sin[place], self.layout)
         return turned
 
-    def tables(self, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
-        """Cosines and sines (max_seq_len, d_k/2) of all angles, made at the first call for a dtype and device."""
+    def tables(self, dtype: Any, device: str, rows: int) -> tuple[NDArray, NDArray]:
+        """Cosines and sines (positions, d_k/2) of at least ``rows`` positions, made when a call first needs so many."""
         key = (dtype.name, device)
-        if key not in self._tables:
-            cos, sin = (asarray(f(self.angles), dtype, device).data for f in (np.cos, np.sin))
+        if key not in self._tables or len(self._tables[key][0]) < rows:
+            frequencies = scaled_frequencies(self.theta ** (-np.arange(0, self.d_k, 2) / self.d_k), self.scaling)
+            angles = np.arange(min(max(2 * rows, 1024), self.max_seq_len))[:, None] * frequencies
+            cos, sin = (asarray(f(angles), dtype, device).data for f in (np.cos, np.sin))
             self._tables[key] = cos, sin
         return self._tables[key]
 
@@ -168,7 +180,7 @@ def scaled_frequencies(frequencies: Any, scaling: Mapping[str, Any] | None) -> A
         hint = "others are out of scope"
         raise ArgumentError("a rope_scaling of type 'linear' or 'llama3'", f"{kind!r} in {dict(scaling)}", hint)
     numbers: list[Any] = [scaling.get(name) for name in names]
-    bad = [x for x in numbers if not isinstance(x, int | float) or not 0 < x < math.inf]
+    bad = [x for x in numbers if not isinstance(x, int | float) or not 0 < x <= sys.float_info.max]
     unknown = sorted(scaling.keys() - {*names, "rope_type", "type", "rope_theta"})
     if bad or unknown:
         hint = "as in a config.json of transformers"

@@ -21,13 +21,13 @@ from .clipping import clip_grad_norm
 from .groups import decay_groups
 from .optimizer import Optimizer
 from .scaler import GradScaler
-from .schedules import cosine_schedule, noam_schedule
+from .schedules import cosine_schedule, noam_schedule, step_schedule
 from .sgd import SGD
 
 # fmt: off
 __all__ = [
     "SGD", "Adam", "AdamW", "GradScaler", "Optimizer", "clip_grad_norm", "cosine_schedule", "decay_groups",
-    "noam_schedule",
+    "noam_schedule", "step_schedule",
 ]
 # fmt: on
 __getattr__, __dir__ = module_names(globals())

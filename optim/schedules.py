@@ -45,6 +45,25 @@ def cosine_schedule(step: float, max_lr: float, min_lr: float, warmup_steps: flo
 
 
 @explained
+def step_schedule(step: float, max_lr: float, step_size: float, gamma: float = 0.1) -> float:
+    """``max_lr``, multiplied by ``gamma`` after every ``step_size`` steps: max_lr · gamma^⌊step / step_size⌋.
+
+    ``step`` counts what has been done, updates or epochs, as often as torch's StepLR was stepped.
+
+    >>> [round(step_schedule(epoch, 1.0, 2, 0.5), 4) for epoch in range(5)]
+    [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+    _check_steps(step=step, step_size=step_size)
+    if not 0 <= max_lr < math.inf:
+        raise ArgumentError("a finite max_lr >= 0", f"max_lr={max_lr}", "the rate of the first steps")
+    if step_size == 0:
+        raise ArgumentError("step_size above 0", "step_size=0", "so many steps have one rate")
+    if not 0 <= gamma < math.inf:
+        raise ArgumentError("a finite gamma >= 0", f"gamma={gamma}", "0.1 is usual")
+    return float(max_lr * gamma ** (step // step_size))
+
+
+@explained
 def noam_schedule(step: float, d_model: int, warmup_steps: float = 4000, factor: float = 1.0) -> float:
     """Linear warm-up, then decay with the inverse square root of the step: the schedule of the first Transformer.
 

@@ -4,6 +4,7 @@
 the same too) or ``deep`` (many).
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu_only(reason): about memory, threads or kernels of the CPU")
     if config.getoption("--device") == "simulated":
         make_default()
+
+
+def pytest_collection_finish() -> None:
+    """Leave some fifteen thousand tests out of each garbage collection, of which many tests ask for one."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

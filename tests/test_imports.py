@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOORS = [
+LAYERS = [
     ["errors"],
+    ["files"],
     ["backend"],
     ["messages"],
     ["machine", "cuda"],
     ["engine"],
     ["ops"],
-    ["kernels"],
+    ["kernels", "linalg"],
     ["tensor", "autocast", "numpy_protocol"],
     ["creation", "random", "serialize", "instruments", "special", "stats"],
     ["checkpointing"],
@@ -25,7 +26,7 @@ FLOORS = [
     ["aliases"],
     ["nn", "optim"],
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
 ALIASES = {"minigrad/nn.py", "minigrad/optim.py"}  # of the packages, for people who have others of these names
 BELOW = {"minigrad": {"minigrad"}, "nn": {"minigrad", "nn"}, "optim": {"minigrad", "optim"}}
 AT_IMPORT = {*sys.stdlib_module_names, "numpy", "safetensors", "threadpoolctl"}
@@ -60,14 +61,14 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_imports_go_down(path: Path) -> None:
-    """Packages import what is below them, rooms of minigrad what is on their floor or below."""
+    """Packages import what is below them, parts of minigrad what is in their layer or below."""
     package, here = path.parts[0], path.with_suffix("").parts[1]
     for name, _ in imports(path):
         top, *rest = name.split(".")
         above = {"nn", "optim"} if path.as_posix() in ALIASES else set()
         assert top in BELOW[package] | AT_IMPORT | WHEN_USED.keys() | above, f"{path} imports {name}"
         if package == top == "minigrad" and rest and here != "__init__":
-            assert FLOOR[rest[0]] <= FLOOR[here], f"{path} imports {name}, which is built on it"
+            assert LAYER[rest[0]] <= LAYER[here], f"{path} imports {name}, which is built on it"
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)

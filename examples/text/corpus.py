@@ -47,8 +47,8 @@ def read_corpus(
     a tokenizer.json; a continued run gives the one that it ``stored`` instead. vocab_size is that of a bpe to train, or
     of the ids of a token file whose tokenizer we don't have.
     """
-    raise_any([] if stored else reading_problems(paths, tokenizer, vocab_size))
-    made = tokenizer_from_json(stored) if stored else None
+    raise_any(reading_problems(paths, tokenizer, vocab_size) if stored is None else [])
+    made = None if stored is None else tokenizer_from_json(stored)
     if is_token_file(paths[0]):
         made = made or (IdTokenizer(vocab_size) if vocab_size else _make_tokenizer(tokenizer, None, "", ""))
         ids, fingerprint = _checked_ids(paths[0], made)
@@ -150,14 +150,25 @@ def _map_ids(path: Path, vocab_size: int) -> Ids:
         raise FileFormatError("token ids", obstacle)
     try:
         if path.suffix == ".npy":
-            ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+            ids: Ids = np.lib.format.open_memmap(path, mode="r")
         else:
             ids = np.memmap(path, "<u2" if vocab_size <= 1 << 16 else "<u4", mode="r")
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # the header of a .npy is Python, and any of its errors may come
         raise FileFormatError(f"a NumPy array of token ids in {path}", str(error)) from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise FileFormatError("one dimension of integer ids", f"{path} with {ids.dtype} of shape {ids.shape}")
-    return ids
+    return ids.view(MappedIds)
+
+
+class MappedIds(np.memmap):
+    """Ids on the disk; an error where the file has become shorter, since reading what is gone ends the program."""
+
+    def __getitem__(self, index: Any) -> Any:
+        mapping = getattr(self, "_mmap", None)
+        if mapping is not None and mapping.size() < len(mapping):
+            got = f"{self.filename}, which became shorter"
+            raise FileFormatError("the token file that was opened", got, "copy files to another name, and then rename")
+        return super().__getitem__(index)
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------

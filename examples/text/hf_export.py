@@ -5,20 +5,33 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from training.flags import raise_any
+
 import nn
 from minigrad.serialize import write_whole
 from nn.llama import prepared
 from text.tokenizers import Tokenizer, tokenizers_library
 
+MODEL = ("meta.json", "config.json", "tokenizer.json", "tokenizer_config.json")
+WEIGHTS = (".safetensors", ".bin", ".gguf")
+
 
 class HfExport:
     """An export to a folder, which is made at once: a folder that can't be written is refused before the training.
+
+    So is one that holds a model, unless ``overwrite``, and a checkpoint in any case.
 
     ``write(model)`` fills the folder: config.json and model.safetensors, and for tokenizers that transformers can have,
     tokenizer.json and tokenizer_config.json.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, overwrite: bool = False) -> None:
+        held = sorted(path.name for path in folder.glob("*") if path.name in MODEL or path.suffix in WEIGHTS)
+        if "meta.json" in held:
+            raise_any([f"--export-hf: expected a folder of its own, got {folder}, which holds a checkpoint"])
+        if held and not overwrite:
+            got = f"{folder}, which holds {held[0]}; take another folder, or --overwrite with --resume"
+            raise_any([f"--export-hf: expected a folder without a model, got {got}"])
         self.folder = prepared(folder)
         self.tokenizer = hf_tokenizer(tokenizer)
 

@@ -35,13 +35,16 @@ LONGEST = 64  # letters or phonemes; the dictionary's own are shorter than 30
 def read_entries(lines: Iterable[str]) -> dict[str, list[Pronunciation]]:
     """The pronunciations of each word, without stress and each once; ``word(2)`` is another one of ``word``.
 
-    >>> read_entries(["read R EH1 D", "read(2) R IY1 D # the present", "reads R IY1 D Z"])
+    A line that begins with ``;;;``, and what follows a ``#``, is a comment.
+
+    >>> read_entries([";;; a note", "read R EH1 D", "read(2) R IY1 D # the present", "reads R IY1 D Z"])
     {'read': [('R', 'EH', 'D'), ('R', 'IY', 'D')], 'reads': [('R', 'IY', 'D', 'Z')]}
     """
     words: dict[str, list[Pronunciation]] = {}
     for line in lines:
-        name, *phonemes = line.partition("#")[0].split() or [""]
-        pronunciation = tuple(phoneme.rstrip("012") for phoneme in phonemes)
+        line = "" if line.startswith(";;;") else line.partition("#")[0]
+        name, *phonemes = line.split() or [""]
+        pronunciation = tuple(sound for phoneme in phonemes if (sound := phoneme.rstrip("012")))
         listed = words.setdefault(re.sub(r"\(\d+\)$", "", name), [])
         if pronunciation and pronunciation not in listed:
             listed.append(pronunciation)
@@ -104,6 +107,8 @@ class Alphabet:
 
     def __init__(self, symbols: Sequence[str]) -> None:
         self.symbols = list(symbols)
+        if not all(isinstance(symbol, str) for symbol in self.symbols):
+            raise ArgumentError("symbols that are text", repr(symbols)[:99])
         self.size = len(self.symbols) + END + 1
         self._ids = {symbol: number for number, symbol in enumerate(self.symbols, END + 1)}
 

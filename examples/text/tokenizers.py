@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from training.flags import Kind, how_to_install, raise_any
+from training.flags import Kind, encodable, how_to_install, raise_any
 
-from minigrad.errors import ArgumentError, FileFormatError
+from minigrad.errors import ArgumentError, FileFormatError, MiniGradError
+from nn.checks import is_whole
 
 Ids = NDArray[Any]
 
@@ -112,12 +115,9 @@ class BpeTokenizer:
 
     def __init__(self, form: str, source: object = "one") -> None:
         library = tokenizers_library()
-        try:
+        with _complaints_as(FileFormatError, "a tokenizer.json of the tokenizers library", f"{source}, where"):
             self._form = {**json.loads(form), "truncation": None, "padding": None}
             self._tokenizer = library.Tokenizer.from_str(json.dumps(self._form))
-        except Exception as error:  # the library raises plain Exception
-            got = f"{source}, where: {error}"
-            raise FileFormatError("a tokenizer.json of the tokenizers library", got, "--tokenizer PATH") from None
         self.vocab_size: int = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have holes
 
     @classmethod
@@ -133,14 +133,14 @@ class BpeTokenizer:
         return cls(tokenizer.to_str())
 
     def encode(self, text: str) -> Ids:
-        try:
+        # One without an unknown token may not know a text.
+        with _complaints_as(ArgumentError, "a text that the tokenizer.json can encode", "one where"):
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # one without an unknown token may not know a text
-            raise ArgumentError("a text that the tokenizer.json can encode", str(error), "--tokenizer byte") from None
         return np.array(ids, id_dtype(self.vocab_size))
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+        with _complaints_as(ArgumentError, "ids that the tokenizer.json can decode", "some where"):
+            return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": "bpe", "tokenizer": json.dumps(self._form, ensure_ascii=False)}
@@ -158,6 +158,26 @@ class BpeTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()  # these are plain text; else a character is a byte
         names = [self._tokenizer.id_to_token(token) or "" for token in range(self.vocab_size)]
         return np.array([len(name.encode() if token in added else name) for token, name in enumerate(names)])
+
+
+@contextmanager
+def _complaints_as(kind: type[MiniGradError], expected: str, got: str) -> Iterator[None]:
+    """What the tokenizers library complains of, plain Exceptions and its panics, which are none, as one error of ours.
+
+    A panic writes its own lines to standard error; they are kept from there.
+    """
+    aside, before = os.open(os.devnull, os.O_WRONLY), os.dup(2)
+    try:
+        os.dup2(aside, 2)
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise kind(expected, f"{got}: {error}", "--tokenizer byte knows all texts") from None
+    finally:
+        os.dup2(before, 2)
+        os.close(aside)
+        os.close(before)
 
 
 def _changes_text(step: dict[str, Any]) -> bool:
@@ -219,10 +239,14 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> Ids:
 
 def tokenizer_from_json(form: dict[str, Any]) -> Tokenizer:
     """The tokenizer that a checkpoint describes."""
-    makers: dict[str, Callable[[], Tokenizer]] = {
-        "byte": lambda: ByteTokenizer(),
-        "char": lambda: CharTokenizer(form["characters"]),
-        "bpe": lambda: BpeTokenizer(form["tokenizer"]),
-        "ids": lambda: IdTokenizer(form["vocab_size"]),
-    }
-    return makers[form["kind"]]()
+    given = form if isinstance(form, dict) else {}
+    kind, characters, size = str(given.get("kind")), given.get("characters"), given.get("vocab_size")
+    if kind == "byte":
+        return ByteTokenizer()
+    if kind == "char" and isinstance(characters, str) and characters and encodable(characters):
+        return CharTokenizer(characters)
+    if kind == "bpe" and isinstance(given.get("tokenizer"), str):
+        return BpeTokenizer(given["tokenizer"])
+    if kind == "ids" and isinstance(size, int) and is_whole(size, 1) and size <= 1 << 32:
+        return IdTokenizer(size)
+    raise FileFormatError("a tokenizer of a checkpoint", repr(form)[:99])

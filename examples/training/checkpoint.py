@@ -18,16 +18,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import minigrad as mg
 from minigrad.backend import is_array
-from minigrad.errors import ArgumentError, FileFormatError
-from minigrad.serialize import atomic_write, is_temporary, write_whole
+from minigrad.errors import ArgumentError, DeviceError, FileFormatError, MiniGradError, OutOfMemoryError
+from minigrad.files import read_json
+from minigrad.serialize import atomic_write, is_temporary, load_shapes, remove, write_whole
+from nn.checks import is_whole
+from nn.parameter import hollow
 
 FORMAT = 1
 META = "meta.json"
@@ -51,18 +55,89 @@ class Checkpoint:
         """Updates of the weights up to here."""
         return int(self.meta["step"])
 
+    def fact(self, name: str) -> Any:
+        """What meta.json says under ``name``, which the program needs."""
+        if name not in self.meta:
+            raise FileFormatError(f"the facts of a checkpoint, with {name!r}", f"none in {self.path / META}")
+        return self.meta[name]
+
     def load(self, part: str) -> dict[str, Any]:
         """The state dict that was saved under the name ``part``."""
         file = self.path / f"{part}.safetensors"
-        state: dict[str, Any] = dict(self.meta["parts"][part])
         there = file.is_file() or file.name in self.meta.get("files", [])  # the oldest checkpoints don't list them
-        for name, array in (mg.load(file) if there else {}).items():
-            key, slash, inner = name.partition("/")
-            if slash:
-                state[key][inner] = array
-            else:
-                state[name] = array
+        with understood(self.path):
+            state: dict[str, Any] = dict(self.meta["parts"][part])
+            for name, array in (mg.load(file) if there else {}).items():
+                key, slash, inner = name.partition("/")
+                if slash:
+                    state[key][inner] = array
+                else:
+                    state[name] = array
         return state
+
+    def empty_model(self, kind: Callable[..., Any], device: str) -> Any:
+        """The model that the facts describe, without numbers: those of ``load("model")`` will be all that it holds."""
+        with understood(self.path):
+            arguments, held = self.fact("model"), load_shapes(self.path / "model.safetensors")
+            if is_whole(layers := arguments["num_layers"], 1) and layers > len(held):
+                raise FileFormatError(f"the weights of {layers} layers", f"{len(held)} arrays, in {self.path}")
+            with hollow():
+                model = kind(**arguments, device=device)
+            known = {parameter.shape for parameter in model.parameters()}
+            if odd := [f"{name} {shape}" for name, shape in held.items() if shape not in known]:
+                raise FileFormatError("the weights that meta.json describes", f"{odd[0]} in {self.path}")
+        return model
+
+    def files(self) -> list[Path]:
+        """meta.json and the files that it lists; one that is a link or no regular file is refused."""
+        parts = [f"{part}.safetensors" for part in self.meta["parts"]]
+        names = self.meta.get("files", [name for name in parts if (self.path / name).exists()])
+        paths = [self.path / name for name in (META, *names)]
+        for path in paths:
+            if not (path.exists() and stat.S_ISREG(path.lstat().st_mode)):
+                raise FileFormatError("a checkpoint of regular files", f"{path}, which is none")
+        return paths
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Inside, what a stranger's checkpoint says is put to use; whatever doesn't fit becomes one FileFormatError."""
+    try:
+        yield
+    except (DeviceError, FileFormatError, OutOfMemoryError):
+        raise
+    except MiniGradError as error:
+        raise FileFormatError(error.expected, f"{error.got}, in {path}", error.hint) from error
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        what = f"nothing named {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise FileFormatError("the facts and arrays of a checkpoint", f"{what}, in {path}") from error
+
+
+def _number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) < 1e300)
+
+
+def _is_whole(value: Any) -> bool:
+    return is_whole(value, 0) and value < 1 << 53
+
+
+def _names(values: Any, pattern: str) -> bool:
+    return all(isinstance(value, str) and re.fullmatch(pattern, value) for value in values)
+
+
+# What a program may rely on in a meta.json, where the name is there.
+LEGAL: dict[str, Callable[[Any], bool]] = {
+    "step": _is_whole,
+    "best_step": lambda value: value is None or _is_whole(value),
+    "seconds": lambda value: value is not None and _number(value),
+    **dict.fromkeys(("val_loss", "first_loss", "best_loss"), _number),
+    **dict.fromkeys(("config", "model", "corpus", "last"), lambda value: isinstance(value, dict)),
+    "parts": lambda value: (
+        isinstance(value, dict) and all(isinstance(part, dict) for part in value.values()) and _names(value, r"\w+")
+    ),
+    "files": lambda value: isinstance(value, list) and _names(value, r"\w+\.safetensors"),
+    "prompt": lambda value: isinstance(value, list) and value != [] and all(map(_is_whole, value)),
+}
 
 
 def save_checkpoint(out: Path, step: int, states: Mapping[str, Any], meta: Mapping[str, Any]) -> Path:
@@ -128,12 +203,11 @@ def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:
         if not steps:
             raise FileFormatError("a checkpoint (a run folder or a step_... folder)", f"none at {path}")
         path = path / folder_name(steps[-1])
-    try:
-        meta = json.loads((path / META).read_text("utf-8"))
-    except ValueError as error:
-        raise FileFormatError(f"JSON in {path / META}", str(error)) from None
-    if not isinstance(meta, dict) or not {"step", "parts"} <= meta.keys():
+    meta = read_json(path / META, "the facts of a checkpoint")
+    if not {"step", "parts"} <= meta.keys():
         raise FileFormatError("the facts of a checkpoint, with 'step' and 'parts'", f"others in {path / META}")
+    if wrong := [name for name, legal in LEGAL.items() if name in meta and not legal(meta[name])]:
+        raise FileFormatError("the facts of a checkpoint", f"{wrong[0]}: {meta[wrong[0]]!r} in {path / META}")
     if not isinstance(version := meta.get("format", FORMAT), int) or version > FORMAT:
         got, hint = f"format {version!r} in {path / META}", "a newer minigrad wrote it, and can read it"
         raise FileFormatError(f"a checkpoint of a format up to {FORMAT}", got, hint)
@@ -146,7 +220,8 @@ def open_newest(path: str | None, program: str, runs: Path = Path("runs")) -> Ch
     """The checkpoint of ``program`` at ``path``, else that of its run in ``runs`` that saved one last."""
     if path is not None:
         return open_checkpoint(Path(path), program)
-    pointers = sorted(runs.glob("*/latest"), key=lambda pointer: pointer.stat().st_mtime, reverse=True)
+    pointers = [pointer for pointer in runs.glob("*/latest") if pointer.is_file()]
+    pointers.sort(key=lambda pointer: pointer.stat().st_mtime, reverse=True)
     for pointer in pointers:
         with suppress(FileFormatError):
             return open_checkpoint(pointer.parent, program)
@@ -162,12 +237,17 @@ def averaged(checkpoint: Checkpoint, part: str = "model", share: float = 0.1) ->
     about a good place, and their mean is nearer to it than each (Polyak & Juditsky 1992).
     """
     out, last = checkpoint.path.parent, checkpoint.step
-    steps = [step for step in steps_in(out) if (1 - share) * last <= step <= last]
+    steps = [step for step in steps_in(out) if (1 - share) * last <= step < last]
+    if checkpoint.path.name != folder_name(last):  # a copy, beside which another run may lie
+        steps = []
+    checkpoints = [*(open_checkpoint(out / folder_name(step)) for step in steps), checkpoint]
     total: dict[str, Any] = {}
-    for step in steps:
-        for name, array in open_checkpoint(out / folder_name(step)).load(part).items():
-            total[name] = total.get(name, 0.0) + array.astype("float64") / len(steps)
-    return {name: total[name].astype(array.dtype) for name, array in checkpoint.load(part).items()}, steps
+    with understood(checkpoint.path):
+        for each in checkpoints:
+            for name, array in each.load(part).items():
+                total[name] = total.get(name, 0.0) + array.astype("float64") / len(checkpoints)
+        mean = {name: total[name].astype(array.dtype) for name, array in checkpoint.load(part).items()}
+    return mean, [*steps, last]
 
 
 def point(out: Path, pointer: str, name: str) -> None:
@@ -176,19 +256,18 @@ def point(out: Path, pointer: str, name: str) -> None:
 
 
 def copy_checkpoint(source: Path, out: Path) -> None:
-    """Copy the step folder ``source`` into the run folder ``out``, whole or not at all."""
+    """Copy the checkpoint in ``source``, and nothing else, into the run folder ``out``, whole or not at all."""
     if not is_complete(out / source.name):
         with atomic_write(out / source.name, folder=True) as temporary:
-            shutil.copytree(source, temporary, dirs_exist_ok=True)
+            for file in open_checkpoint(source).files():
+                shutil.copyfile(file, temporary / file.name)
 
 
 def tidy(out: Path) -> None:
     """Remove what a killed program left half written or half removed in the run folder ``out``."""
     for path in out.glob(".*"):
-        if is_temporary(path.name, FILES):
-            path.unlink()
-        elif is_temporary(path.name, STEP) or re.fullmatch(rf"\.(dropped|partial)-{STEP}", path.name):
-            shutil.rmtree(path)
+        if is_temporary(path.name, f"({FILES}|{STEP})") or re.fullmatch(rf"\.(dropped|partial)-{STEP}", path.name):
+            remove(path)
 
 
 def drop_checkpoints(out: Path, steps: Iterable[int]) -> None:
@@ -197,4 +276,4 @@ def drop_checkpoints(out: Path, steps: Iterable[int]) -> None:
         folder = out / folder_name(step)
         dropped = out / (DROPPED + folder.name)
         os.rename(folder, dropped)
-        shutil.rmtree(dropped)
+        remove(dropped)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -22,6 +21,7 @@ from minigrad.errors import (
     NonFiniteError,
     OutOfMemoryError,
     StateError,
+    printable,
 )
 from training.flags import FlagErrors
 
@@ -64,13 +64,13 @@ def run_program(program: str, body: Callable[[], int]) -> int:
 
 
 def _complain(program: str, text: str, status: int) -> int:
-    print(f"{program}: {text}", file=sys.stderr)
+    print(shortened(printable(f"{program}: {text}")), file=sys.stderr)
     return status
 
 
 def warn(text: str) -> None:
     """Print a line on standard error that calls for attention."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(printable(f"warning: {text}"), file=sys.stderr)
 
 
 def one_line(error: MiniGradError) -> str:
@@ -83,10 +83,20 @@ def one_line(error: MiniGradError) -> str:
     return " ".join(text.split())
 
 
-class StopSignals:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop at the next good moment; another Ctrl-C ends at once.
+def shortened(text: str, most: int = 1000) -> str:
+    """The text, without its middle where it is longer than ``most``: files may hold long words.
 
-    The first one is answered by a line on standard error, since the good moment may be a long update away.
+    >>> shortened("abcdefghij", 6)
+    'abc … hij'
+    """
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-(most // 2) :]}"
+
+
+class StopSignals:
+    """Turns the first signal into a request to stop at the next good moment; another Ctrl-C ends at once.
+
+    Signals are Ctrl-C, SIGTERM, and SIGHUP, with which a terminal goes, unless nohup has it ignored. The first one is
+    answered by a line on standard error, since the good moment may be a long update away.
 
     ``received`` is the signal, or None. Use it as a context manager; only the main thread can take signals.
     """
@@ -97,7 +107,10 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows has none
+                numbers.append(signal.SIGHUP)
+            self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +123,11 @@ class StopSignals:
         if not self.received:
             self.received = signal.Signals(number)
             answer = f"\n{self.received.name}: this update is finished and saved first; Ctrl-C (again) stops at once\n"
-            os.write(2, answer.encode())  # print may not be called while a print is under way
+            for stream, text in ((1, b""), (2, answer.encode())):
+                try:
+                    os.write(stream, text)  # print may not be called while a print is under way
+                except OSError:  # the terminal has gone, and what is printed from now on must not stop us
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
     @property
     def exit_status(self) -> int:
@@ -165,22 +182,3 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
-
-
-def parameter_table(parameters: Iterable[tuple[str, Any]]) -> str:
-    """The parameters by name with shape, count and memory; those of numbered layers share a line, ``layers.*.…``."""
-    rows: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    for name, parameter in parameters:
-        key = re.sub(r"\.\d+\.", ".*.", name), tuple(parameter.shape)
-        row = rows.setdefault(key, [0, 0, 0])
-        for column, value in enumerate((1, parameter.size, parameter.size * parameter.dtype.itemsize)):
-            row[column] += value
-    lines = [("parameter", "shape", "count", "memory")]
-    for (name, shape), (copies, count, memory) in rows.items():
-        lines.append((name, f"{copies} × {shape}" if copies > 1 else str(shape), f"{count:,}", size(memory)))
-    total = [sum(row[column] for row in rows.values()) for column in (1, 2)]
-    lines.append(("total", "", f"{total[0]:,}", size(total[1])))
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    return "\n".join(
-        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip() for a, b, c, d in lines
-    )

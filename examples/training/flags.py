@@ -3,6 +3,8 @@
 ``flag`` declares a field, ``parse`` reads a command line into the flags that were given, and ``complete`` or ``merge``
 fills in the rest, from the defaults or from the run that is continued. Dashes and underscores are the same
 (``--max_iters``), and every mistake on a command line is reported, not only the first.
+
+What all trainers take are fields of ``TrainingFlags``, below; a flag of one program is a field of its ``Config``.
 """
 
 from __future__ import annotations
@@ -51,6 +53,14 @@ class Kind:
         if value is None or not self.legal(value):
             raise ValueError(f"expected {self.expected}, got {given!r}")
         return value
+
+    def takes(self, value: Any) -> bool:
+        """Whether ``value``, which a file holds, is one that a command line could have given."""
+        kinds = {int: (int,), float: (int, float)}.get(self.convert, (str,))  # type: ignore[call-overload]
+        try:
+            return type(value) in kinds and bool(self.legal(value))
+        except OverflowError:
+            return False
 
 
 def encodable(value: str) -> bool:
@@ -327,6 +337,15 @@ def raise_any(problems: Sequence[str]) -> None:
         raise FlagErrors(problems)
 
 
+def _fits(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a stored value is one that the flag can have."""
+    kind = field.metadata["kind"]
+    if value is None or kind is None:
+        return value is field.default or isinstance(value, bool)
+    values = value if field.metadata["many"] else [value]
+    return isinstance(values, list | tuple) and len(values) > 0 and all(map(kind.takes, values))
+
+
 def merge(
     config_class: type[AnyFlags], given: Mapping[str, Any], stored: Mapping[str, Any] | None = None
 ) -> tuple[AnyFlags, list[str]]:
@@ -340,6 +359,8 @@ def merge(
     if stored is not None:
         kept = [field.name for field in fields if field.metadata["on_resume"] != "transient"]
         before |= {name: stored[name] for name in kept if name in stored}
+        unfit = [field.name for field in fields if not _fits(field, before[field.name])]
+        raise_any([f"{spelling(name)}: the run that is continued has {before[name]!r}" for name in unfit])
     config = config_class(**(before | dict(given)))
     if stored is None:
         return config, [*config.check(), *config.check_new()]

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 import minigrad as mg
+import nn
 import optim
 from minigrad.backend import array_module
 from minigrad.errors import NonFiniteError
-from training.console import parameter_table
 from training.flags import TrainingFlags
 from training.run import Run
 
@@ -59,8 +59,8 @@ def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, o
     if scaler.enabled:
         parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
     run.attach(**parts)
-    print(parameter_table(task.model.named_parameters()))
-    print(f"{config.dtype} on {config.device}, {run.origin}", flush=True)
+    print(nn.summary(task.model))
+    run.print(f"{config.dtype} on {config.device}, {run.origin}")
     return optimizer, scaler
 
 

@@ -28,9 +28,11 @@ import io
 import json
 import math
 import os
+import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,9 +41,10 @@ from tqdm import tqdm
 
 import minigrad as mg
 from minigrad.backend import array_module
-from minigrad.errors import ArgumentError, FileFormatError, NonFiniteError
+from minigrad.errors import ArgumentError, FileFormatError, NonFiniteError, printable
 from minigrad.serialize import write_whole
 from training.checkpoint import (
+    FILES,
     Checkpoint,
     copy_checkpoint,
     drop_checkpoints,
@@ -51,11 +54,13 @@ from training.checkpoint import (
     save_checkpoint,
     steps_in,
     tidy,
+    understood,
 )
 from training.console import StopSignals, Throughput, warn
 from training.flags import FlagErrors, RunFlags, how_to_install, merge, parse, raise_any
 
-METRICS = "metrics.jsonl"
+METRICS, LOCK = "metrics.jsonl", ".lock"
+KEYS = {"step", "train_loss", "val_loss", "perplexity", "lr", "grad_norm", "tokens_per_s", "seconds"}  # of each line
 RUNS = "runs"  # where a run without --out-dir gets its folder
 
 AnyRunFlags = TypeVar("AnyRunFlags", bound=RunFlags)
@@ -73,7 +78,7 @@ def open_run(
         checkpoint = _checkpoint_to_continue(given, program)
     except FileFormatError as error:
         problems.append(f"--resume: expected {error.expected}, got {error.got}")
-    config, more = merge(config_class, given, checkpoint.meta["config"] if checkpoint else None)
+    config, more = merge(config_class, given, checkpoint.fact("config") if checkpoint else None)
     run = Run(config, checkpoint)
     run.about["program"] = program
     raise_any([*problems, *more, *([] if config.eval_only else run.folder_problems())])
@@ -120,7 +125,13 @@ def lock(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    with open(folder / ".lock", "w") as file:
+    never = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # through a link, or waiting for a FIFO's other end
+    try:
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | never, 0o666)
+    except OSError as error:
+        got = f"{folder / LOCK} ({error.strerror})"
+        raise ArgumentError("a lock file that can be written", got, "remove it, or take another folder") from None
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -128,6 +139,20 @@ def lock(folder: Path) -> Iterator[None]:
         except OSError:  # a network drive without locks
             pass
         yield
+    finally:
+        os.close(file)
+
+
+def foreign(folder: Path) -> str:
+    """What in ``folder`` has the name of a file of ours and isn't one, in words; empty where there is nothing."""
+    there = [path for path in folder.glob("*") if re.fullmatch(FILES, path.name)]
+    if (folder / LOCK).is_symlink() or (folder / LOCK).exists():
+        there.append(folder / LOCK)
+    if odd := [path for path in there if not stat.S_ISREG(path.lstat().st_mode)]:
+        return f"{odd[0]}, which is no regular file"
+    written = [path for path in there if path.name != LOCK and path.stat().st_size]
+    ours = steps_in(folder) or any(line.keys() >= KEYS for line in read_metrics(folder / METRICS))
+    return f"{written[0]}, which no run here has written" if written and not ours else ""
 
 
 class Run:
@@ -161,6 +186,10 @@ class Run:
         """Where the run begins, in words."""
         return f"from {self.checkpoint.path}" if self.checkpoint else "from fresh weights"
 
+    def fact(self, name: str) -> dict[str, Any]:
+        """What the continued run says of itself under ``name``; nothing where none is continued."""
+        return self.checkpoint.fact(name) if self.checkpoint else {}
+
     # -- the folder --
 
     def _stale(self) -> list[int]:
@@ -175,6 +204,8 @@ class Run:
             problems.append(f"--max-iters: {self.step} updates are done already, got {self.config.max_iters}")
         if obstacle := obstacle_to_writing(self.folder or Path(RUNS)):
             problems.append(f"--out-dir: can't write {obstacle}")
+        elif self.folder and (found := foreign(self.folder)):
+            problems.append(f"--out-dir: expected a run's folder, got one with {found}; take another folder")
         elif self._stale() and not self.config.overwrite:
             later = f"checkpoints after step {self.step}" if self.checkpoint and not self._branches else "a run"
             problems.append(f"--out-dir: {self.folder} holds {later}; --overwrite drops it, or take another folder")
@@ -190,9 +221,10 @@ class Run:
             raise FlagErrors([f"--out-dir: {error.filename}: {error.strerror}"]) from None
         with lock(self.folder), self.stop:
             raise_any(self.folder_problems())  # another program may have written since they were looked for
+            past = self._past()
             tidy(self.folder)
             drop_checkpoints(self.folder, self._stale())
-            self._keep_past()
+            self._keep(*past)
             hidden = True if self.config.no_progress else None  # None: shown on a terminal only
             self._began = time.perf_counter() - self.seconds
             with (
@@ -217,15 +249,24 @@ class Run:
             return "nothing was saved"
         return f"the updates up to step {steps[-1]} are saved; to go on: --resume {self.folder}"
 
-    def _keep_past(self) -> None:
+    def _past(self) -> tuple[list[dict[str, Any]], Path | None]:
+        """What the run that is continued has of its past: lines of the log, and the best checkpoint; both checked."""
+        if self.checkpoint is None:
+            return [], None
+        home = self.checkpoint.path.parent
+        best = home / folder_name(self.best_step) if self.best_step is not None else None
+        if best and best.is_dir() and self._branches:
+            open_checkpoint(best).files()
+        return read_metrics(home / METRICS), best if best and best.is_dir() else None
+
+    def _keep(self, lines: list[dict[str, Any]], best: Path | None) -> None:
         """Make the folder say what was true at ``step``: no later lines, pointers that point."""
         assert self.folder
-        home = self.checkpoint.path.parent if self.checkpoint else self.folder
-        lines = [line for line in read_metrics(home / METRICS) if line["step"] <= self._reported]
-        write_whole(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines).encode())
-        best = home / folder_name(self.best_step) if self.best_step is not None else None
-        if best and best.is_dir():
-            copy_checkpoint(best, self.folder)
+        kept = [line for line in lines if line["step"] <= self._reported]
+        write_whole(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        if best:
+            if self._branches:
+                copy_checkpoint(best, self.folder)
             point(self.folder, "best", best.name)
         else:
             (self.folder / "best").unlink(missing_ok=True)
@@ -336,15 +377,16 @@ class Run:
     def print(self, text: str) -> None:
         """Print a line without disturbing the progress bar."""
         with tqdm.external_write_mode():
-            print(text, flush=True)
+            print(printable(text), flush=True)
 
     def attach(self, **parts: Any) -> None:
         """Name the objects that every checkpoint holds; those of a continued run get back the state they had."""
         self.parts = parts
         if self.checkpoint:
-            for name, part in parts.items():
-                part.load_state_dict(self.checkpoint.load(name))
-            mg.random.set_state(self.checkpoint.meta["random"])
+            with understood(self.checkpoint.path):
+                for name, part in parts.items():
+                    part.load_state_dict(self.checkpoint.load(name))
+                mg.random.set_state(self.checkpoint.meta["random"])
 
     def save(self) -> None:
         """Write a checkpoint of this step, then drop those that are neither the best nor among the last."""
@@ -425,15 +467,19 @@ def check_loss(loss: float) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last line that a kill cut off is left out."""
+    """The lines of a metrics.jsonl; one that a kill cut off, or that is none of ours, is left out."""
     lines = []
     if path.is_file():
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                break
+        for text in path.read_text("utf-8", errors="replace").split("\n"):
+            with suppress(ValueError, RecursionError):
+                line = json.loads(text)
+                if isinstance(line, dict) and type(line.get("step")) is int and all(map(_plottable, line.values())):
+                    lines.append(line)
     return lines
+
+
+def _plottable(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) < 1e300)
 
 
 def draw_loss(folder: Path) -> str:

@@ -18,7 +18,7 @@ from minigrad.backend import array_module, array_of, is_array
 from minigrad.engine import core
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node, Primitive
-from minigrad.engine.recording import enable_grad, in_precision, no_grad, scaled_gradients
+from minigrad.engine.recording import Setting, scaled_gradients
 from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe, explained
@@ -51,7 +51,7 @@ class Pass:
 
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
-        with enable_grad() if self.create_graph else no_grad(), in_precision(None), self.blocks:
+        with Setting(recording=self.create_graph, autocast=None), self.blocks:
             if self.targets is not None:
                 self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.inner)
                 self.useful = self.leading | self.targets

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from minigrad.backend import is_array, to_gpu_of_any
 from minigrad.errors import ArgumentError
-from minigrad.messages.arguments import CHECKS
+from minigrad.messages.arguments import check_of
 from minigrad.messages.explain import called_by_name
 
 P = ParamSpec("P")
@@ -41,7 +41,8 @@ class Operation(Generic[P]):
 
     torch, numpy  the twin in that library: a name or a function; None: the one of the same name, False: there is none
     samples       calls to try; elementwise operations get theirs from ``domain``
-    domain        the interval of random inputs; ``kinks`` are points of it to keep away from
+    domain        the interval of random inputs, or a function that makes each of an array of numbers from -1 to 1
+    kinks         points of the interval to keep away from
     part_of       the public operation that this one is a part of, which texts for the user then name
     flops         how much it computes, for ``profile``: a function of the arguments and of ``out``, by name
     precision     under autocast, of a primitive: "low" for products, "wide" for sums and what is made of them
@@ -54,7 +55,7 @@ class Operation(Generic[P]):
         torch: Any = None,
         numpy: Any = None,
         samples: Sequence[Sample] = (),
-        domain: tuple[float, float] = (-2.0, 2.0),
+        domain: tuple[float, float] | Callable[[Any], Any] = (-2.0, 2.0),
         kinks: Sequence[float] = (),
         part_of: str | None = None,
         flops: Callable[..., Any] | None = None,
@@ -65,8 +66,7 @@ class Operation(Generic[P]):
         self.name: str = function.__name__
         self.label = part_of or self.name
         self.parameters = inspect.signature(function).parameters
-        kinds = {name: str(p.annotation) for name, p in self.parameters.items()}
-        self.checks = {name: CHECKS[kind] for name, kind in kinds.items() if kind in CHECKS}
+        self.checks = {name: check for name, p in self.parameters.items() if (check := check_of(p.annotation))}
         self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
         self.flops, self.precision = flops, precision
 

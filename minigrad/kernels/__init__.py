@@ -1,6 +1,8 @@
-"""Fused operations: one stem each, with the definition, the NumPy pair, and the CUDA kernels in a ``.cu`` beside it.
+"""Fused operations: a definition and a pair of NumPy kernels each.
 
-The modules in ``cuda`` launch those kernels. To import one makes its kernels known to its operation.
+Their CUDA kernels stand in the ``.cu`` files beside them, those of gelu, relu, silu and swiglu in ``elementwise.cu``.
+The modules in ``cuda`` launch them; to import one makes its kernels known to its operation. linear and
+linear_cross_entropy need no ``.cu`` of their own, and qkv_projection and swiglu_ffn run their definition on a GPU.
 """
 
 # ruff: noqa: F401

@@ -129,7 +129,7 @@ def row_losses(x: Array, targets: Targets, tile: slice, q: Array | None, shift: 
     """The losses of a tile of logits ``x``, whose exponentials sum to ``total``: log total - (picked - shift)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if q is None:
-            picked, mass = x[np.arange(len(x)), targets.ids[tile]], x.dtype.type(1)
+            picked, mass = x.reshape(-1)[_places(x, targets.ids[tile])], x.dtype.type(1)
         else:
             picked, mass = np.vecdot(q[tile], x), q[tile].sum(axis=1)
         keep, smoothing = 1 - targets.smoothing, targets.smoothing
@@ -158,27 +158,35 @@ def reduced(losses: Array, targets: Targets, reduction: str) -> Array:
 def row_gradients(e: Array, targets: Targets, tile: slice, q: Array | None, total: Array, scale: Array) -> None:
     """Turn exponentials ``e`` of a tile, with row sums ``total``, into ``scale · (softmax - q)``, in place.
 
-    A row that doesn't count gets 0, and so does one of only -∞. A row sums to 0: by that the entry of a target of
-    probability nearly 1 is got, since p - 1 would be noise.
+    A row that doesn't count gets 0, and so does one of only -∞. Where the target has a probability above 0.9, p - 1
+    would be noise: it is minus what all others have.
     """
     dead = ~targets.counted[tile] | (total == 0)
     scale = np.where(dead, 0, scale)
     keep, smoothing = 1 - targets.smoothing, targets.smoothing
     mass = 1 if q is None else keep * q[tile].sum(axis=1) + smoothing
+    factor = scale * mass / np.where(dead, 1, total)
     with np.errstate(under="ignore"):
-        e *= (scale * mass / np.where(dead, 1, total))[:, None]
         if q is None:
-            ids = targets.ids[tile]
-            picked = e[np.arange(len(e)), ids] - scale * keep
-            e[np.arange(len(e)), ids] = picked
-            if not smoothing and (sure := np.flatnonzero(np.abs(picked) < 0.1 * np.abs(scale))).size:
-                e[sure, ids[sure]] = 0
-                e[sure, ids[sure]] = -e[sure].sum(axis=1)
+            entries, places = e.reshape(-1), _places(e, targets.ids[tile])
+            target = entries[places]
+            slopes = target * factor - scale * keep
+            if not smoothing and (sure := target > 0.9 * total).any():
+                entries[places] = 0
+                slopes[sure] = -((e @ np.ones(e.shape[1], e.dtype)) * factor)[sure]
+            e *= factor[:, None]
+            entries[places] = slopes
         else:
+            e *= factor[:, None]
             e -= q[tile] * (scale * keep)[:, None]
         if smoothing:
             e -= (scale * (smoothing / e.shape[1]))[:, None]
     e[dead] = 0
+
+
+def _places(rows: Array, ids: Array) -> Array:
+    """Where in the flat array of ``rows`` the entries ``ids`` are, one in each."""
+    return np.arange(0, rows.size, rows.shape[1]) + ids
 
 
 @cross_entropy.defbackward("logits", "targets")

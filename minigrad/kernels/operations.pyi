@@ -18,6 +18,23 @@ def attention(
     seed: int = 0,
     window: int | None = None,
 ) -> X: ...
+def avg_pool(
+    x: Operand[X],
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> X: ...
+def convolution(
+    x: Operand[X],
+    weight: Operand[X],
+    bias: Operand[X] | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> X: ...
 def cross_entropy(
     logits: Operand[X],
     targets: Operand[X],
@@ -45,6 +62,12 @@ def linear_cross_entropy(
     reduction: str = "mean",
 ) -> X: ...
 def log_softmax(x: Operand[X], axis: int = -1) -> X: ...
+def max_pool(
+    x: Operand[X], kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> X: ...
+def normalize_batch(
+    x: Operand[X], weight: Operand[X] | None = None, bias: Operand[X] | None = None, eps: float = 1e-05
+) -> tuple[X, X, X]: ...
 def qkv_projection(
     x: Operand[X],
     wq: Operand[X],
@@ -68,4 +91,14 @@ def swiglu_ffn(
     norm_weight: Operand[X] | None = None,
     eps: float = 1e-05,
     recompute: bool = False,
+) -> X: ...
+def transposed_convolution(
+    x: Operand[X],
+    weight: Operand[X],
+    bias: Operand[X] | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
 ) -> X: ...

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator, cast_to
+from minigrad.engine.core import Primitive
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
@@ -27,6 +28,21 @@ def _shifted(x: Array, axis: int) -> tuple[Array, Array, Array]:
     return shifted, weights, sum(weights, axis, True)
 
 
+def _calm(weights: Array, axis: int) -> Array:
+    return weights
+
+
+def _calm_rule(g: Array, out: Array, axis: int) -> Array:
+    """g less that of a weight above 0.9: weights sum to 1, so what all of a row have in common is nothing.
+
+    Beside such a weight nothing is left to cancel, here and in the derivatives of this rule.
+    """
+    return g - sum(where(out > 0.9, g, 0), axis, True)
+
+
+calm = Primitive(_calm, view=True).defvjp(_calm_rule)
+
+
 @fused(precision="wide", torch=lambda t, x, axis=-1: t.softmax(x, axis), numpy=False, samples=_samples)
 def softmax(x: Array, axis: int = -1) -> Array:
     """``e^x / Σ e^x`` along ``axis``: positive numbers that sum to 1.
@@ -39,7 +55,7 @@ def softmax(x: Array, axis: int = -1) -> Array:
      [0.  0. ]]
     """
     _, weights, total = _shifted(x, axis)
-    return astype(weights / where(total == 0, 1, total), dtypes(x)[0])
+    return astype(calm(weights / where(total == 0, 1, total), axis), dtypes(x)[0])
 
 
 @softmax.defforward
@@ -53,24 +69,44 @@ def _softmax_forward(x: Any, axis: int) -> tuple[Array, dict[str, Any]]:
 
 @softmax.defbackward("x")
 def _softmax_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]:
-    """s (g - Σ g s); where one s is nearly 1, with its g taken off first: 1 - s would be noise."""
+    """s (g - Σ g s); where one s is nearly 1, with its g taken off all of them first: 1 - s would be noise."""
     work = accumulator(out.dtype)
     g, out = _last(g, axis, work), _last(out, axis, work)
     gx = np.empty_like(out)
     up, rows, result = as_matrix(g, work), as_matrix(out, work), matrix_of(gx)
+    width = rows.shape[1]
 
     def body(a: int, b: int) -> None:
-        mean = np.vecdot(up[a:b], rows[a:b])
+        u, s, dx = up[a:b], rows[a:b], result[a:b]
         with np.errstate(under="ignore"):
-            np.subtract(up[a:b], mean[:, None], out=result[a:b])
-            result[a:b] *= rows[a:b]
-            if len(peaked := a + _peaked(rows[a:b])):
-                s = rows[peaked]
-                apart = up[peaked] - up[peaked, s.argmax(1)][:, None]
-                result[peaked] = (apart - np.vecdot(apart, s)[:, None]) * s
+            if (peaks := _peaks(s)).size:
+                level = np.zeros((b - a, 1), work)
+                level[peaks // width, 0] = u.reshape(-1)[peaks]
+                u = np.subtract(u, level, out=dx)
+            mean = np.vecdot(u, s) if width > 64 else np.einsum("rw,rw->r", u, s)  # twice as fast on short rows
+            np.subtract(u, mean[:, None], out=dx)
+            dx *= s
 
     over_rows(body, rows, arrays=3, ns=1.0)
     return (_home(gx, axis, x_dtype),)
+
+
+def _logarithms(x: Array, logs: Array, axis: int) -> Array:
+    return logs
+
+
+def _logarithms_rule(g: Array, x: Array, axis: int) -> Array:
+    """g - s Σ g, s the softmax of x, and g less the multiple of s that makes it 0 at a weight above 0.9.
+
+    A multiple of s is nothing, since Σ s d(log s) is 0, and again nothing is left to cancel.
+    """
+    s = softmax.definition(x, axis)
+    large = s > 0.9
+    g = where(large, 0, g - s * sum(where(large, g, 0) / where(large, s, 1), axis, True))
+    return g - s * sum(g, axis, True)
+
+
+logarithms = Primitive(_logarithms).defvjp(_logarithms_rule)
 
 
 @fused(precision="wide", torch=lambda t, x, axis=-1: t.log_softmax(x, axis), numpy=False, samples=_samples)
@@ -83,8 +119,9 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     [    0. -1000.]
     """
     shifted, _, total = _shifted(x, axis)
-    empty = total == 0
-    return astype(where(empty, -math.inf, shifted - log(where(empty, 1, total))), dtypes(x)[0])
+    empty, (dtype, work) = total == 0, dtypes(x)
+    logs = logarithms(astype(x, work), stop_gradient(shifted - log(where(empty, 1, total))), axis)
+    return astype(where(empty, -math.inf, logs), dtype)
 
 
 @log_softmax.defforward
@@ -108,22 +145,24 @@ def _log_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]:
         dx, ones = result[a:b], np.ones(rows.shape[1], work)
         with np.errstate(under="ignore"):
             np.exp(rows[a:b], out=dx)
-            empty, peaked = dx @ ones == 0, _peaked(dx)
+            empty = dx @ ones == 0 if not dx[:, :1].all() else None  # such a row begins with 0
+            peaks = _peaks(dx)
             dx *= -(up[a:b] @ ones)[:, None]
             dx += up[a:b]
-            if len(peaked):
-                top = rows[a + peaked].argmax(1)
-                dx[peaked, top] = 0
-                dx[peaked, top] = -(dx[peaked] @ ones)
-        dx[empty] = 0
+            if peaks.size:
+                entries = dx.reshape(-1)
+                entries[peaks] = 0
+                entries[peaks] = -(dx @ ones)[peaks // len(ones)]
+        if empty is not None:
+            dx[empty] = 0
 
     over_rows(body, rows, arrays=3, ns=3.3)
     return (_home(gx, axis, x_dtype),)
 
 
-def _peaked(weights: Array) -> Array:
-    """Which rows of weights that sum to 1 may have one above 0.9: beside it less than 0.1 is left for all others."""
-    return np.flatnonzero(np.vecdot(weights, weights) > 0.8)
+def _peaks(weights: Array) -> Array:
+    """Where in the flat array a weight is above 0.9, so that less than 0.1 is left for all others of its row."""
+    return np.flatnonzero(weights > 0.9) if weights.max(initial=0) > 0.9 else np.empty(0, int)
 
 
 def _by_rows(x: Any, axis: int, ns: float, finish: Callable[[Array, Array, Array, Array], None]) -> Array:

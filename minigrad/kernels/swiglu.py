@@ -1,7 +1,8 @@
-"""SiLU and SwiGLU: the logistic function costs one exponential. A node keeps it for the backward pass."""
+"""SiLU and SwiGLU: the logistic function costs one exponential. A node keeps it, or the slope that it gives."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,29 @@ from minigrad.ops import sigmoid
 HIGH = 4.5  # above it x (1 - σ) would be off by more than the last digit
 
 
-def logistic(x: Array, out: Array) -> None:
+def logistic(x: Array, out: Array, rest: Array | None = None) -> None:
     """``out = 1 / (1 + e^-x)``, in silence, and e^x where e^-x overflows: the processor tells of that at no cost.
 
-    ``out`` may not be ``x``.
+    ``rest``, if it is given, becomes 1 - out with all its digits. Neither may be ``x``.
     """
-    low: Any = None
+    e, low = out if rest is None else rest, None
+    limits = np.finfo(x.dtype)
     with np.errstate(over="raise", under="ignore"):
-        np.negative(x, out=out)
+        np.negative(x, out=e)
         try:
-            np.exp(out, out=out)
-        except FloatingPointError:  # out is written all the same
-            low = np.isinf(out)
-        out += 1
+            np.exp(e, out=e)
+        except FloatingPointError:  # e is written all the same
+            low = np.flatnonzero(np.isinf(e) & (x > math.log(limits.smallest_subnormal)))
+        np.add(e, 1, out=out)
         np.divide(1, out, out=out)
-        if low is not None:
+        if rest is not None:
+            if low is not None:  # no ∞ · 0: where out is 0, no matter what is beside it
+                np.minimum(rest, limits.max, out=rest)
+            rest *= out
+        if low is not None and low.size:
             out[low] = np.exp(x[low])
+            if rest is not None:
+                rest[low] = 1
 
 
 def _flat(x: Any, shape: tuple[int, ...], work: Any) -> Array:
@@ -50,35 +58,39 @@ def silu(x: Array) -> Array:
 
 
 @silu.defforward
-def _silu_forward(x: Any) -> tuple[Array, dict[str, Any]]:
+def _silu_forward(x: Any, needs: tuple[bool, ...] = (False,)) -> tuple[Array, dict[str, Any]]:
+    """The slope is made here, σ (1 + x (1 - σ)): 1 - σ costs nothing beside σ, and later another exponential."""
     dtype, work = dtypes(x)
     flat = _flat(x, np.shape(x), work)
-    out, sigma = np.empty(np.shape(x), work), np.empty(flat.size, work)
+    out, slopes = np.empty(np.shape(x), work), np.empty(flat.size, work) if any(needs) else None
     result = out.reshape(-1)
 
     def body(tile: slice) -> None:
-        logistic(flat[tile], sigma[tile])
-        np.multiply(flat[tile], sigma[tile], out=result[tile])
+        r, sigma = flat[tile], scratch(flat[tile].shape, work, "rows")
+        slope = None if slopes is None else slopes[tile]
+        logistic(r, sigma, slope)
+        np.multiply(r, sigma, out=result[tile])
+        if slope is not None:
+            with np.errstate(under="ignore"):
+                slope *= r
+                slope += 1
+                slope *= sigma
 
-    over_elements(body, flat, arrays=3, ns=3.0)
-    return cast_to(out, dtype), {"sigma": sigma}
+    over_elements(body, flat, arrays=4, ns=3.5)
+    return cast_to(out, dtype), {"slopes": slopes}
 
 
 @silu.defbackward("x")
-def _silu_backward(g: Any, x: Any, sigma: Any) -> tuple[Array]:
-    """d silu = σ (1 + x (1 - σ))."""
-    flat, up = _flat(x, x.shape, sigma.dtype), _flat(g, x.shape, sigma.dtype)
-    gx = np.empty(x.shape, sigma.dtype)
+def _silu_backward(g: Any, x: Any, slopes: Any) -> tuple[Array]:
+    return (times_slopes(g, slopes, x.dtype),)
+
+
+def times_slopes(g: Any, slopes: Array, dtype: Any) -> Array:
+    """The gradient of an argument of this dtype, given the slope at each element."""
+    gx, up = np.empty(g.shape, slopes.dtype), _flat(g, g.shape, slopes.dtype)
     result = gx.reshape(-1)
-
-    def body(tile: slice) -> None:
-        r, dx = flat[tile], result[tile]
-        with np.errstate(under="ignore"):
-            slope(r, sigma[tile], np.multiply(r, sigma[tile], out=scratch(r.shape, r.dtype, "rows")), dx)
-        dx *= up[tile]
-
-    over_elements(body, flat, arrays=5, ns=1.5)
-    return (cast_to(gx, x.dtype),)
+    over_elements(lambda tile: np.multiply(up[tile], slopes[tile], out=result[tile]), up, arrays=3, ns=0.3)
+    return cast_to(gx, dtype)
 
 
 def slope(x: Array, sigma: Array, silu: Array, out: Array) -> None:
@@ -88,7 +100,7 @@ def slope(x: Array, sigma: Array, silu: Array, out: Array) -> None:
     """
     high: Any = None
     if np.fmax.reduce(x, axis=None, initial=0) > HIGH:
-        high = x > HIGH
+        high = np.nonzero(x > HIGH)
         far, one = x[high], sigma[high]
         exact = one * (1 + far * np.exp(-far) * one)
     np.subtract(x, silu, out=out)

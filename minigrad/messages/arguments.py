@@ -6,12 +6,14 @@ The annotation of a parameter says which: an operation checks what is called ``A
 from __future__ import annotations
 
 import operator
+import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from minigrad.backend import complaint, is_array, is_bfloat16
+from minigrad.backend import Array, Axes, complaint, is_array, is_bfloat16
 from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
 from minigrad.messages.explain import describe
 
@@ -24,15 +26,29 @@ def as_operand(value: Any, what: str) -> Any:
     >>> as_operand([1.0, 2.0], "x"), as_operand(2, "x")
     (array([1., 2.]), 2)
     """
-    if isinstance(value, int | float) or hasattr(value, "_data"):
+    if isinstance(value, np.ndarray):
+        value = value if type(value) is np.ndarray else plain_array(value)
+    elif isinstance(value, int | float) or hasattr(value, "_data"):
         return value
-    if isinstance(value, list | tuple | range):
+    elif isinstance(value, list | tuple | range):
         return from_lists(value)
-    if not (is_array(value) or isinstance(value, np.generic)):
+    elif not (is_array(value) or isinstance(value, np.generic)):
         raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
     if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
         raise DTypeError("booleans, integers or real numbers", describe(value), complaint(value.dtype.kind))
     return value
+
+
+def plain_array(array: Any) -> Any:
+    """An array of a subclass as a plain one: ``*`` of np.matrix is another product. Masks are refused, not lost.
+
+    >>> plain_array(np.ones(2).view(np.memmap))
+    array([1., 1.])
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        got, hint = f"a masked array of shape {array.shape}", "array.filled(0) is one; keep the mask beside it"
+        raise DTypeError("a plain array", got, hint)
+    return np.asarray(array)
 
 
 def _stranger(value: Any) -> str:
@@ -49,6 +65,9 @@ def from_lists(value: Any, dtype: Any = None) -> Any:
     if holds_tensors(value):
         got, hint = "a list with recorded tensors in it", "minigrad.stack makes one tensor of a list of them"
         raise DTypeError("numbers, or nested lists of them", got, hint)
+    for part in value:
+        if isinstance(part, np.ma.MaskedArray):
+            plain_array(part)
     try:
         array = np.array(value, dtype)
     except OverflowError as error:
@@ -127,7 +146,7 @@ def check_eps(eps: Any) -> float:
     >>> check_eps(1e-5)
     1e-05
     """
-    if isinstance(eps, bool) or not isinstance(eps, int | float | np.number) or not 0 <= eps < np.inf:
+    if isinstance(eps, bool) or not isinstance(eps, int | float | np.number) or not 0 <= eps <= sys.float_info.max:
         raise ArgumentError("eps, a finite number from 0", describe(eps), "1e-5 is usual")
     return float(eps)
 
@@ -144,4 +163,15 @@ CHECKS: dict[str, Check] = {
     "int": as_int,
     "int | None": optional(as_int),
     "Axes": axes,
+    str(Array): as_operand,  # what the two aliases are where annotations are not left as text
+    str(Axes): axes,
 }
+
+
+def check_of(annotation: Any) -> Check | None:
+    """The check that an annotation asks for, if any: text, as under ``from __future__ import annotations``, or not.
+
+    >>> check_of("mg.backend.Array") is check_of("Array") is as_operand, check_of(int) is as_int, check_of(float)
+    (True, True, None)
+    """
+    return CHECKS.get(re.sub(r"\w+\.", "", str(getattr(annotation, "__name__", annotation))))

@@ -28,6 +28,7 @@ from minigrad.errors import (
     DeviceError,
     DTypeError,
     IndexRangeError,
+    LinAlgError,
     MiniGradError,
     OutOfMemoryError,
     ShapeError,
@@ -189,6 +190,13 @@ def wrong_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 # Words of NumPy's error, the kind of ours, what was expected, and what to do. They stand for errors of NumPy whose kind
 # or words would mislead; all others are quoted.
 KINDS: list[tuple[str, type[MiniGradError], str, str]] = [
+    ("Singular matrix", LinAlgError, "matrices that have an inverse", "lstsq and pinv take any matrix"),
+    ("ositive definite|potrf", LinAlgError, "symmetric matrices whose eigenvalues are all above 0",
+     "x + 1e-6 * minigrad.eye(n) moves them up"),
+    ("converge", LinAlgError, "matrices of finite numbers", "np.isfinite(x.numpy()).all() tells"),
+    ("must be square", LinAlgError, "square matrices (..., n, n)", "lstsq, pinv and svd take others"),
+    ("two-dimensional", LinAlgError, "matrices (..., m, n)", "expand_dims makes one of a vector"),
+    ("in cuSOLVER|in cuBLAS", LinAlgError, "matrices that have an inverse", "lstsq and pinv take any matrix"),
     ("gufunc", ShapeError, "x (..., n, k) @ y (..., k, m), or vectors of length k",
      "swapaxes(-1, -2) transposes matrices; * multiplies elements"),
     ("boolean index", ShapeError, "a mask with the lengths of the axes that it picks from",

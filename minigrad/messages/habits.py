@@ -1,4 +1,4 @@
-"""What people type out of habit from torch, and what to type here: one table of names, one of keywords."""
+"""What people type out of habit from torch, and what to type here: tables of names and of keywords."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ NAMES = {
     "gelu": "nn.functional.gelu", "silu": "nn.functional.silu", "equal": "(x == y).all()", "eq": "x == y",
     "ne": "x != y", "lt": "x < y", "le": "x <= y", "gt": "x > y", "ge": "x >= y", "logical_not": "x == 0",
     "median": "sort", "argwhere": "np.argwhere(x)", "nonzero": "np.nonzero(x)",
-    "linalg": "np.linalg, without a gradient",
     # gradients
     "requires_grad_": "x.requires_grad = True", "detach_": "detach()", "zero_": "x.data = 0 * x.data",
-    "grad_fn": "x.node; minigrad.draw(x) shows the graph", "is_leaf": "requires_grad",
+    "grad_fn": "x.node; minigrad.draw(x) shows the graph", "is_leaf": "x.node is None",
     "retain_grad": "register_hook, or minigrad.grad",
     "data_ptr": "x.data", "autograd": "minigrad.grad, minigrad.functional",
     "set_grad_enabled": "minigrad.no_grad, enable_grad",
     "inference_mode": "minigrad.no_grad", "func": "minigrad.functional", "compile": "nothing: there is no compiler",
+    # matrices
+    "eig": "minigrad.linalg.eigh of a symmetric matrix", "eigvals": "minigrad.linalg.eigvalsh of a symmetric matrix",
+    "inverse": "minigrad.linalg.inv", "lu_factor": "minigrad.linalg.solve", "matrix_exp": "minigrad.linalg.expm",
+    "logdet": "minigrad.linalg.slogdet", "cholesky_solve": "minigrad.linalg.solve_triangular",
     # making arrays
     "rand": "minigrad.random.uniform(size=shape)", "randn": "minigrad.random.normal(size=shape)",
     "randint": "minigrad.random.randint", "randperm": "minigrad.random.permutation",
@@ -49,21 +52,22 @@ NAMES = {
     "empty": "minigrad.zeros", "linspace": "minigrad.asarray(np.linspace(…))", "zeros_like": "0 * x",
     "ones_like": "0 * x + 1", "full_like": "minigrad.full(x.shape, …)", "new_zeros": "minigrad.zeros",
     "new_ones": "minigrad.ones", "new_tensor": "minigrad.Tensor", "allclose": "np.allclose",
-    "nn": "import nn; where a file of yours has that name, from minigrad import nn",
-    "optim": "import optim", "Parameter": "nn.Parameter", "RMSprop": "optim.Adam", "Adagrad": "optim.Adam",
-    "lr_scheduler": "optim.cosine_schedule",
+    "nn": "from minigrad import nn", "optim": "from minigrad import optim",
+    "Parameter": "nn.Parameter", "RMSprop": "optim.Adam", "Adagrad": "optim.Adam",
+    "lr_scheduler": "optim.cosine_schedule, step_schedule",
     # layers and losses
-    "MultiheadAttention": "nn.MultiHeadAttention", "Identity": "nn.Sequential()", "Flatten": "x.reshape(len(x), -1)",
-    "Sigmoid": "minigrad.sigmoid(x)", "Tanh": "minigrad.tanh(x)", "Softplus": "minigrad.softplus(x)",
+    "MultiheadAttention": "nn.MultiHeadAttention", "Identity": "nn.Sequential()",
+    "AdaptiveAvgPool1d": "x.mean(-1)", "AdaptiveAvgPool2d": "x.mean((-2, -1))", "Softplus": "minigrad.softplus(x)",
     "Softmax": "minigrad.softmax(x)", "LogSoftmax": "minigrad.log_softmax(x)",
     "CrossEntropyLoss": "nn.functional.cross_entropy", "NLLLoss": "nn.functional.nll_loss",
+    "HuberLoss": "nn.functional.huber_loss", "StepLR": "optim.step_schedule", "DataLoader": "nn.batches",
     "MSELoss": "nn.functional.mse_loss", "KLDivLoss": "nn.functional.kl_div",
     "BCEWithLogitsLoss": "nn.functional.binary_cross_entropy_with_logits",
     "BCELoss": "nn.functional.binary_cross_entropy_with_logits",
     "binary_cross_entropy": "binary_cross_entropy_with_logits", "L1Loss": "minigrad.absolute(x - y).mean()",
     "l1_loss": "minigrad.absolute(x - y).mean()", "logsigmoid": "-minigrad.softplus(-x)",
     "ParameterList": "attributes of an nn.Module, one for each", "init": "x.data = …",
-    "utils": "optim.clip_grad_norm", "clip_grad_norm_": "optim.clip_grad_norm",
+    "utils": "optim.clip_grad_norm, nn.batches", "clip_grad_norm_": "optim.clip_grad_norm",
     **dict.fromkeys(("Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD"), "optim.Adam"),
     "LBFGS": "scipy.optimize.minimize, with minigrad.value_and_grad",
 }  # fmt: skip
@@ -72,7 +76,7 @@ NAMES = {
 OUT_OF_SCOPE = {
     **dict.fromkeys(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"),
         "layers that run step by step are slow on arrays; a cell is a Module of two nn.Linear"),
-    **dict.fromkeys(("DataLoader", "Dataset", "TensorDataset", "IterableDataset", "data"),
+    **dict.fromkeys(("Dataset", "TensorDataset", "IterableDataset", "data"),
         "data are arrays, and a batch of them is data[rows]; a memory-mapped file is one too"),
     **dict.fromkeys(("Conv3d", "ConvTranspose3d", "MaxPool3d", "AvgPool3d", "BatchNorm3d", "conv3d"),
         "minigrad has no layers for volumes"),
@@ -90,11 +94,18 @@ OUT_OF_SCOPE = {
 KEYWORDS = {
     "dim": "axis", "dims": "axis", "keepdim": "keepdims", "other": "y", "input": "x", "exponent": "y", "dim0": "axis1",
     "dim1": "axis2", "index": "indices", "src": "values", "unbiased": "ddof", "correction": "ddof", "p": "ord",
-    "largest": "k", "descending": "axis", "split_size": "indices_or_sections", "chunks": "indices_or_sections",
+    "chunks": "indices_or_sections",
     "embed_dim": "d_model", "dim_feedforward": "d_ff", "nhead": "num_heads", "tensors": "arrays", "shifts": "shift",
     "diagonal": "k", "pad": "pad_width", "value": "constant_values", "fill_value": "value", "size": "shape",
     "learning_rate": "lr", "beta1": "betas", "beta2": "betas", "epsilon": "eps", "l2": "weight_decay",
 }  # fmt: skip
+
+# A keyword of torch for which none of ours means the same, and what to write.
+INSTEAD = {
+    "descending": "flip(…, axis) turns the ascending order around",
+    "largest": "topk of -x finds the smallest",
+    "split_size": "indices_or_sections= counts the pieces, or says where to cut",
+}
 
 
 def keyword_hint(unknown: str, known: Collection[str]) -> str:
@@ -105,6 +116,8 @@ def keyword_hint(unknown: str, known: Collection[str]) -> str:
     >>> keyword_hint("weightdecay", ["lr", "weight_decay"])
     'weight_decay= may be what is meant'
     """
+    if unknown in INSTEAD:
+        return INSTEAD[unknown]
     if KEYWORDS.get(unknown) in known:
         return f"{KEYWORDS[unknown]}= takes the place of {unknown}="
     alike = get_close_matches(unknown, known, 1, 0.75)

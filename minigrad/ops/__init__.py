@@ -3,7 +3,7 @@
 ``__init__.pyi`` has their signatures as a caller sees them; ``python tests/support/signatures.py`` writes it.
 """
 
-from minigrad.ops import elementwise, index, linalg, piecewise, reduce, running, shape
+from minigrad.ops import elementwise, index, linalg, piecewise, reduce, running, shape, windows
 from minigrad.ops.elementwise import *
 from minigrad.ops.index import *
 from minigrad.ops.index import placed as placed
@@ -15,5 +15,10 @@ from minigrad.ops.piecewise import zeros_like as zeros_like
 from minigrad.ops.reduce import *
 from minigrad.ops.running import *
 from minigrad.ops.shape import *
+from minigrad.ops.windows import *
+from minigrad.ops.windows import add_windows as add_windows
+from minigrad.ops.windows import spread_out as spread_out
 
-__all__ = [name for table in (elementwise, index, linalg, piecewise, reduce, running, shape) for name in table.__all__]
+__all__ = [
+    name for table in (elementwise, index, linalg, piecewise, reduce, running, shape, windows) for name in table.__all__
+]

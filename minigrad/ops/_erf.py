@@ -89,15 +89,28 @@ def normal(x: Array) -> Array:
     x = xp.asarray(x)
     if is_half(x.dtype):
         return normal(x.astype(np.float32)).astype(x.dtype)
-    single = x.dtype == np.float32
-    x = xp.clip(x, -15.0, 15.0) if single else xp.clip(x, -40.0, 40.0)
-    with np.errstate(under="ignore"):
+    return normal_by(gaussian_of(x), x)
+
+
+def gaussian_of(x: Array) -> Array:
+    """``e^(-x²/2)`` of each element, in silence; a new array."""
+    xp = array_module(x)
+    with np.errstate(over="ignore", under="ignore"):
         out = xp.asarray(x * x)
         out *= -0.5
-        xp.exp(out, out=out)
-        out *= _ratio(_MILLS_SINGLE if single else _MILLS, xp.abs(x))
-    xp.copysign(out, x, out=out)
-    return xp.subtract(x >= 0, out, out=out)  # 1 - Φ(-x) or 0 + Φ(x); where() would take longer than all of this
+        return xp.exp(out, out=out)
+
+
+def normal_by(gaussian: Array, x: Array) -> Array:
+    """Φ(x), given ``e^(-x²/2)``, in whose place it is written."""
+    xp = array_module(x)
+    single = x.dtype == np.float32
+    out, size = gaussian, xp.asarray(xp.abs(x))
+    xp.minimum(size, 15.0 if single else 40.0, out=size)  # where the gaussian is 0; beyond it powers might overflow
+    with np.errstate(under="ignore"):
+        out *= _ratio(_MILLS_SINGLE if single else _MILLS, size)
+    xp.subtract((x >= 0).astype(out.dtype), out, out=out)
+    return xp.abs(out, out=out)  # |1 - Φ(-x)| or |0 - Φ(x)|; where() would take longer than all of this
 
 
 def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], t: Array) -> Any:

@@ -14,7 +14,7 @@ from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
-from minigrad.messages.arguments import as_operand
+from minigrad.messages.arguments import as_operand, plain_array
 from minigrad.messages.explain import describe
 from minigrad.ops._rows import add_rows
 from minigrad.ops.piecewise import where
@@ -33,7 +33,7 @@ def plain_index(index: Any) -> Any:
         return tuple(plain_index(part) for part in index)
     if isinstance(index, list):
         return np.asarray(index, dtype=None if index else np.intp)
-    return array_of(index)
+    return array_of(plain_array(index) if isinstance(index, np.ndarray) else index)
 
 
 def placed(index: Any, x: Array) -> Any:

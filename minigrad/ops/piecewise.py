@@ -1,6 +1,7 @@
 """Functions made of flat and straight pieces: choosing, clipping, rounding, tests of elements, changes of dtype.
 
-The derivative of a piece is 0 or ±1; what it is where pieces meet says ``docs/kinks.md``.
+The derivative of a piece is 0 or ±1. What it is where pieces meet says ``docs/kinks.md``, as for the kinks of other
+tables: norms, maxima over an axis, powers at 0.
 """
 
 from __future__ import annotations

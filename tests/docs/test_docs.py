@@ -49,6 +49,12 @@ def test_links_lead_to_files(page: Path) -> None:
         assert (ROOT / path).exists() or "*" in path, path
 
 
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", index)) == pages
+
+
 def test_the_first_evening_is_the_whole_engine() -> None:
     table = (ROOT / "README.md").read_text().split("The engine, one evening")[1].split("\nWhat is built on it")[0]
     files = {path.name for path in (ROOT / "minigrad" / "engine").glob("[a-z]*.py")}

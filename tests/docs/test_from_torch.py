@@ -121,6 +121,16 @@ def test_keywords_and_methods_of_habit_are_errors_that_name_ours() -> None:
             call()
     with pytest.raises(CallError, match="keepdims="):
         mg.sum(OURS, axis=1, keepdim=True)
+    with pytest.raises(CallError, match=r"flip\(…, axis\)"):
+        OURS.sort(axis=1, descending=True)
+    same(mg.flip(OURS.sort(axis=1), axis=1), THEIRS.sort(dim=1, descending=True).values)
+    with pytest.raises(CallError, match="topk of -x"):
+        mg.topk(OURS, 1, largest=False)
+    same(-mg.topk(-OURS, 1)[0], THEIRS.topk(1, largest=False).values)
+    with pytest.raises(CallError, match="counts the pieces"):
+        mg.split(OURS, split_size=1)
+    with pytest.raises(AttributeHintError, match=r"x\.node is None"):
+        _ = OURS.is_leaf
     with pytest.raises(AttributeHintError, match="reshape"):
         OURS.view(3, 2)
     with pytest.raises(AttributeHintError, match="transpose"):

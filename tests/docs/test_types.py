@@ -47,6 +47,10 @@ REVEALED = {
     "mg.split(t, 2, axis=1)": f"list[{TENSOR}]",
     "mg.topk(a, 1)": f"tuple[{ARRAY}, {ARRAY}]",
     "mg.softmax(t)": TENSOR,
+    "mg.linalg.solve(a, t)": TENSOR,
+    "mg.linalg.inv(a)": ARRAY,
+    "mg.linalg.norm(t, 2)": TENSOR,
+    "mg.linalg.eigh(t)": "tuple[Any, Any, fallback=minigrad.ops.decompositions.EighResult]",
     # methods and attributes
     "t.sum()": TENSOR,
     "2.0 * t @ t.T": TENSOR,

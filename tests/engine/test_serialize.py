@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad.serialize import atomic_write, write_whole
+from minigrad.errors import ArgumentError, FileFormatError
+from minigrad.files import read_json
+from minigrad.serialize import atomic_write, load_shapes, write_whole
 
 
 def test_threads_that_save_to_one_path_do_not_meet(tmp_path: Path) -> None:
@@ -81,10 +83,59 @@ def test_permissions_and_links_stay(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("old")
     (tmp_path / "there").chmod(0o640)
     (tmp_path / "link").symlink_to("there")
-    write_whole(tmp_path / "link", b"new")
+    mg.save(tmp_path / "link", {"x": np.ones(2)})
     assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "there").read_bytes() == b"new"
+    np.testing.assert_array_equal(mg.load(tmp_path / "there")["x"], [1, 1])
     assert (tmp_path / "there").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links of Unix")
+@pytest.mark.parametrize("target", ["there", "nowhere", "folder"])
+def test_what_programs_write_replaces_a_link_and_never_follows_it(tmp_path: Path, target: str) -> None:
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(target)
+    waiting = tmp_path / f".link.{os.getpid()}.{threading.get_ident()}.tmp"  # the very name that it will write to
+    waiting.symlink_to("there")
+    write_whole(tmp_path / "link", b"new")
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").read_bytes() == b"new"
+    assert (tmp_path / "there").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "there"]
+
+
+def test_only_regular_files_are_read_and_written(tmp_path: Path) -> None:
+    paths = [tmp_path, tmp_path / "nul\0", tmp_path / ("n" * 300), tmp_path / "file" / "below"]
+    (tmp_path / "file").write_bytes(b"{}")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "fifo")
+        (tmp_path / "loop").symlink_to("loop")
+        paths += [tmp_path / "fifo", tmp_path / "loop", Path("/dev/zero")]
+        for device in (tmp_path / "fifo", Path("/dev/zero")):
+            with pytest.raises(ArgumentError, match="device or FIFO"):
+                mg.save(device, {"x": np.ones(1)})
+    for path in paths:
+        for read in (mg.load, mg.load_metadata, lambda path: read_json(path, "JSON")):
+            with pytest.raises(FileFormatError, match=r"^Expected: .*\nGot: no file "):
+                read(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 10**6, b'{"a":' * 65 + b"1" + b"}" * 65, b"[]", b"\xff", b"{", b'{"a": ' + b"9" * 5000 + b"}"],
+    ids=lambda content: repr(content[:9]),
+)
+def test_json_of_a_stranger_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(FileFormatError, match=r"a\.json"):
+        read_json(tmp_path / "a.json", "facts")
+    (tmp_path / "a.json").write_bytes(b'{"a":' * 64 + b"1" + b"}" * 64)
+    assert list(read_json(tmp_path / "a.json", "facts")) == ["a"]
+
+
+def test_shapes_are_read_without_the_arrays(tmp_path: Path) -> None:
+    mg.save(tmp_path / "a.safetensors", {"x": np.ones((2, 3)), "y": np.ones(())})
+    assert load_shapes(tmp_path / "a.safetensors") == {"x": (2, 3), "y": ()}
 
 
 def test_what_killed_writers_left_is_removed_after_an_hour(tmp_path: Path) -> None:

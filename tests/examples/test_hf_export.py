@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import numpy as np
 import pytest
 from text.hf_export import HfExport, byte_characters, hf_tokenizer
 from text.tokenizers import BpeTokenizer, ByteTokenizer, CharTokenizer, IdTokenizer, tokenizer_from_json
+from training.checkpoint import save_checkpoint
+from training.flags import FlagErrors
 
 import nn
+from minigrad.errors import ArgumentError
 
 TEXT = "To be, or not to be:\n\n  that is — the “question”.\tΔ𝄞 1½ \r\n" * 3
 TOKENIZERS = {
@@ -61,8 +67,47 @@ def test_ids_exported_over_a_model_of_text_leave_no_tokenizer_of_it(tmp_path):
     model = nn.TransformerLM(256, 16, 8, 1, 2, generator=1)
     HfExport(tmp_path, ByteTokenizer()).write(model)
     assert (tmp_path / "tokenizer.json").is_file()
-    HfExport(tmp_path, IdTokenizer(256)).write(model)
+    HfExport(tmp_path, IdTokenizer(256), overwrite=True).write(model)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("there", ["config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json"])
+def test_another_model_is_not_overwritten_unasked(tmp_path, there):
+    (tmp_path / there).write_bytes(b"another's")
+    with pytest.raises(FlagErrors, match=f"which holds {there}.*--overwrite"):
+        HfExport(tmp_path, IdTokenizer(30))
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"another's"]
+    HfExport(tmp_path, IdTokenizer(30), overwrite=True).write(nn.TransformerLM(30, 16, 8, 1, 2, generator=1))
+    assert nn.load_llama(tmp_path).vocab_size == 30
+
+
+def test_a_checkpoint_is_never_exported_into(tmp_path):
+    step = save_checkpoint(tmp_path, 1, {"model": {"x": np.ones(2)}}, {})
+    before = {path: path.read_bytes() for path in step.iterdir()}
+    for overwrite in (False, True):
+        with pytest.raises(FlagErrors, match="holds a checkpoint"):
+            HfExport(step, IdTokenizer(30), overwrite)
+    assert {path: path.read_bytes() for path in step.iterdir()} == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs of Unix")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+def test_an_export_goes_through_no_link(tmp_path, name):
+    mine, folder = tmp_path / "mine", tmp_path / "ex"
+    mine.write_text("mine")
+    folder.mkdir()
+    (folder / name).symlink_to(mine)
+    pytest.importorskip("tokenizers")
+    try:
+        HfExport(folder, ByteTokenizer(), overwrite=True).write(nn.TransformerLM(256, 16, 8, 1, 2, generator=1))
+    except ArgumentError as error:
+        assert name in ("config.json", "model.safetensors"), error
+    assert mine.read_text() == "mine"
+    for other in folder.iterdir():
+        other.unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(ArgumentError, match="regular files"):
+        HfExport(folder, ByteTokenizer(), overwrite=True)
 
 
 def test_a_tokenizer_json_is_handed_on():

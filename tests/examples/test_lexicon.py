@@ -17,6 +17,8 @@ ENTRIES = [
     "read(2) R IY1 D # the present",
     "read(3) R EH2 D",
     "#comment",
+    ";;; a note of the old format",
+    ";;;note",
     "",
     "o'clock AH0 K L AA1 K",
     *(f"w{'a' * (i % 7)}{chr(98 + i % 24)}{chr(98 + i // 24)} W AA{i % 3} T" for i in range(300)),

@@ -1,87 +1,23 @@
 """The conduct of a run: what is due when, what a folder holds, going on, stopping. No model: a walk of random steps."""
 
 import errno
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support.walk import Config, Trainer, metrics
 from training import run as training_run
 from training.checkpoint import open_checkpoint, steps_in
-from training.console import StopSignals, Throughput, parameter_table, run_program, size
-from training.flags import RunFlags, flag, integer
+from training.console import StopSignals, Throughput, run_program, size
 from training.run import Run, open_run
 
 from minigrad.errors import ArgumentError
 
 KEYS = ["step", "train_loss", "val_loss", "perplexity", "lr", "grad_norm", "tokens_per_s", "seconds"]
-
-
-@dataclass(kw_only=True)
-class Config(RunFlags):
-    width: int = flag(3, integer(1), "of the walk")
-
-
-class Walk:
-    """Something to train: its state moves by a random step with every update."""
-
-    def __init__(self, width: int) -> None:
-        self.place, self.random = np.zeros(width), np.random.default_rng(1)
-
-    def move(self) -> None:
-        self.place = self.place + self.random.normal(size=self.place.shape)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "random": self.random.bit_generator.state}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place, self.random.bit_generator.state = state["place"], state["random"]
-
-
-class Trainer:
-    """The loop of a trainer, with a diary; ``during`` is called within each update, ``losses`` are the evaluations'."""
-
-    def __init__(self, losses: Callable[[int], float] = lambda step: 5.0 - step / 10) -> None:
-        self.losses = losses
-        self.during: Callable[[Run], None] = lambda run: None
-        self.evaluated: list[int] = []
-        self.updated: list[int] = []
-        self.sampled: list[int] = []
-
-    def __call__(self, *flags: str) -> int:
-        argv = ["--no-progress", *flags]
-        return run_program("walk.py", lambda: self.train(*open_run(Config, argv, "walk.py", "Walk.")))
-
-    def train(self, config: Config, run: Run) -> int:
-        walk = Walk(config.width)
-        run.attach(walk=walk)
-        with run.writing():
-            while True:
-                if run.evaluation_due:
-                    self.evaluated.append(run.step)
-                    run.evaluated(self.losses(run.step))
-                run.report()
-                if run.checkpoint_due:
-                    run.save()
-                if run.sample_due:
-                    self.sampled.append(run.step)
-                if run.finished:
-                    return run.conclude()
-                run.begin_update()
-                walk.move()
-                self.during(run)
-                self.updated.append(run.step)
-                run.end_update(loss=2.0, lr=0.1, grad_norm=1.0, tokens=10)
-
-
-def metrics(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -396,14 +332,7 @@ def test_throughput_is_tokens_over_the_time_of_updates() -> None:
     assert meter.take() == (None, None)
 
 
-def test_the_parameter_table_groups_layers_and_sums_up() -> None:
-    named = [(f"layers.{i}.w", np.zeros((2, 3), np.float32)) for i in range(4)] + [("head", np.zeros(5, np.float64))]
-    lines = parameter_table(named).splitlines()
-    assert [line.split() for line in lines[1:]] == [
-        ["layers.*.w", "4", "×", "(2,", "3)", "24", "96", "B"],
-        ["head", "(5,)", "5", "40", "B"],
-        ["total", "29", "136", "B"],
-    ]
+def test_sizes_are_for_people() -> None:
     assert size(3.5 * 2**30) == "3.5 GiB"
 
 

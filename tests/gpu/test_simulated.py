@@ -27,6 +27,7 @@ print(json.dumps({
     "array": dir(cupy.ndarray), "cuda": dir(cupy.cuda), "device": dir(cupy.cuda.Device),
     "ufunc": cupy.add.__doc__.splitlines()[0], "pool": dir(cupy.cuda.MemoryPool), "raw": cupy.RawModule.__doc__,
     "products": dir(cupy._core._routines_linalg), "special": dir(cupyx.scipy.special),
+    "linalg": {n: parameters(f) for n in dir(cupy.linalg) if callable(f := getattr(cupy.linalg, n))},
 }))
 """
 
@@ -63,6 +64,8 @@ def test_every_keyword_is_one_of_cupy(real: Any) -> None:
         theirs = real["module"][name]
         if theirs is not None and not {"kwargs", "args"} & set(theirs):
             assert set(words.split()) <= set(theirs), name
+    for name, words in device.LINALG.items():
+        assert set(words.split()) <= set(real["linalg"][name]), name
     assert "where" not in real["ufunc"] and "casting" in real["ufunc"]
 
 

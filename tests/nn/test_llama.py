@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -269,6 +271,64 @@ def test_weights_that_do_not_belong_are_named(folder):
     with pytest.raises(FileFormatError, match=r"wrong shape: .*model\.norm\.weight \(23,\), not \(24,\)") as caught:
         nn.load_llama(folder)
     assert "strict" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hidden_size": 2 * 10**7, "intermediate_size": 4 * 10**7},
+        {"num_hidden_layers": 4000},
+        {"num_hidden_layers": 10**12},
+        {"vocab_size": 10**30},
+        {"intermediate_size": 10**18},
+        {"head_dim": 10**9},
+    ],
+)
+def test_sizes_are_compared_with_the_weights_before_memory_is_taken(folder, sizes):
+    tracemalloc.start()
+    with pytest.raises((FileFormatError, ArgumentError)):
+        configure(folder, **sizes)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+def test_a_long_context_costs_nothing_before_it_is_used(folder):
+    model = configure(folder, max_position_embeddings=10**12)
+    assert model([[1, 2, 3]]).shape == (1, 3, 23)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("kind", ["FIFO", "device", "folder", "deep"])
+def test_only_regular_files_of_a_sane_depth_are_read(folder, name, kind):
+    if name.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    (folder / name).unlink(missing_ok=True)
+    if kind == "FIFO":
+        os.mkfifo(folder / name)
+    elif kind == "device":
+        (folder / name).symlink_to("/dev/zero")
+    elif kind == "folder":
+        (folder / name).mkdir()
+    else:
+        (folder / name).write_text('{"model_type": ' + "[" * 10**6)
+    with pytest.raises(FileFormatError):
+        nn.load_llama(folder)
+
+
+KINDS = [None, True, -1, 0, 1.5, 10**30, 10**400, "x", "", [], [8], {}, {"type": []}, float("nan")]
+
+
+@pytest.mark.parametrize("value", KINDS, ids=lambda value: repr(value)[:30])
+def test_any_setting_may_be_of_any_kind(folder, value):
+    """Each is refused by one of our errors, or a model comes out that computes."""
+    for name in [*json.loads((folder / "config.json").read_text()), "rope_parameters", "quantization_config"]:
+        try:
+            model = configure(folder, **{name: value})
+        except (ArgumentError, FileFormatError):
+            continue
+        finally:
+            nn.save_llama(nn.TransformerLM(23, 64, 24, 1, 4, 40, generator=1), folder)
+        assert np.isfinite(model([[1, 2]]).data).all(), name
 
 
 def test_nothing_is_unpickled(folder, tmp_path):

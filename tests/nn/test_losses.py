@@ -24,6 +24,12 @@ IDS = np.array([0, 4, -100, 2])
     ("ours", "theirs", "inputs"),
     [
         (F.mse_loss, TF.mse_loss, (X, P)),
+        (F.huber_loss, TF.huber_loss, (3 * X, P)),
+        (
+            lambda x, t, reduction: F.huber_loss(x, t, reduction, 0.25),
+            lambda x, t, reduction: TF.huber_loss(x, t, reduction, 0.25),
+            (X, P),
+        ),
         (F.binary_cross_entropy_with_logits, TF.binary_cross_entropy_with_logits, (30 * X, P)),
         (
             lambda x, t, reduction: F.binary_cross_entropy_with_logits(x, t, W, reduction, 2 * W),
@@ -170,3 +176,13 @@ def test_means_of_losses_whose_sum_overflows():
     loss.backward()
     np.testing.assert_allclose(loss.item(), 3e38, 1e-6)
     np.testing.assert_array_equal(log_q.grad, -0.5)
+
+
+def test_huber_loss_at_delta_has_one_slope_and_refuses_others():
+    x = mg.Tensor([2.0, -2.0, 0.0], requires_grad=True)
+    loss = F.huber_loss(x, np.zeros(3), "none", 2.0)
+    loss.sum().backward()
+    np.testing.assert_array_equal(loss.data, [2.0, 2.0, 0.0])
+    np.testing.assert_array_equal(x.grad, [2.0, -2.0, 0.0])
+    with pytest.raises(ArgumentError, match="delta"):
+        F.huber_loss(X, P, delta=0)

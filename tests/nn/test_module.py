@@ -308,6 +308,21 @@ def test_mistakes_are_explained(call, kind, text):
         call()
 
 
+def test_long_and_deep_sequences_are_made_and_walked_without_recursion() -> None:
+    long = nn.Sequential(*(nn.Linear(1, 1) for _ in range(6000)))
+    assert [name for name, _ in long.named_parameters()][-1] == "5999.bias"
+    assert long[5999].weight.name == "5999.weight"
+    deep = inner = nn.Linear(1, 1)
+    for _ in range(600):
+        deep = nn.Sequential(deep)
+    assert [name for name, _ in deep.named_parameters()] == ["0." * 600 + "weight", "0." * 600 + "bias"]
+    assert inner.weight.name == "0." * 600 + "weight"
+    assert len(deep.state_dict()) == 2
+    inner.back = nn.Module()
+    with pytest.raises(ArgumentError, match="a tree of modules"):
+        inner.back.again = deep
+
+
 # ---- modules where no walk comes by ----------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import settings
+from mpmath import mp
 from support import exact
 from support.exact import CASES, LIMITS, measure
 
@@ -135,6 +136,28 @@ def test_gradient_beside_a_probability_of_one(name, dtype, gap) -> None:
     rest = np.exp(-gap) / (1 + np.exp(-gap))
     right = rest * (1 - rest) if name == "softmax" else rest
     np.testing.assert_allclose(x.grad, [[right, -right], [0, 0]], rtol=8 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("row", [[40.0, 0.0, 1.0], [35.0, 0.0, -20.0], [5.0, -2.0, 0.0], [0.3, -2.0, 0.0]], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "cross_entropy"])
+def test_second_derivatives_beside_a_probability_of_one(name, row, at) -> None:
+    """p_at ((δ_i - p_i)(δ_j - p_j) - p_i (δ_ij - p_j)), and -p_i (δ_ij - p_j) of the logarithm, in 300 bits."""
+    x = mg.Tensor(np.array(row), requires_grad=True)
+    operation = mg.REGISTRY[name]
+    out = operation(x[None], np.array([at])) if name == "cross_entropy" else operation(x)[at]
+    (first,) = mg.grad(out, x, create_graph=True)
+    found = np.array([mg.grad(first[i], x, retain_graph=True)[0].data for i in range(3)])
+    with mp.workprec(300):
+        e = [mp.exp(mp.mpf(v)) for v in row]
+        p, one = [v / sum(e) for v in e], np.eye(3, dtype=int).tolist()
+        spread = [[p[i] * (one[i][j] - p[j]) for j in range(3)] for i in range(3)]
+        if name == "softmax":
+            turned = [[(one[at][i] - p[i]) * (one[at][j] - p[j]) - spread[i][j] for j in range(3)] for i in range(3)]
+            right = np.array([[float(p[at] * v) for v in line] for line in turned])
+        else:
+            right = np.array([[float(v) for v in line] for line in spread]) * (1 if name == "cross_entropy" else -1)
+    np.testing.assert_allclose(found, right, rtol=1e-14)
 
 
 # ---- fused kernels beside their definition in float64 ----------------------------------------------------------------

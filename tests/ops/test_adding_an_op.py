@@ -10,6 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+import minigrad as mg
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-an-op.md"
 TABLE = "minigrad/ops/elementwise.py"
@@ -61,3 +66,19 @@ def test_the_readme_shows_the_same_op() -> None:
     """One body: the README leaves out nothing but the example in the docstring."""
     page = re.sub(r"\.\n\n    >>> .*?\n    \"\"\"", '."""', the_op(PAGE), flags=re.DOTALL)
     assert the_op(ROOT / "README.md") == page
+
+
+def test_arguments_are_checked_by_annotations_however_they_are_written() -> None:
+    """The page's ``half_sum``, with annotations that are objects, text, and text that names a module."""
+    ends = ["(x: mg.backend.Array, axis: int)", "(x: 'mg.backend.Array', axis: 'int')", "(x: 'Array', axis: int)"]
+    for place, signature in enumerate(ends):
+        name, names = f"half_sum_{place}", {"mg": mg}
+        source = f"def {name}{signature}:\n    return 0.5 * x.sum(axis=axis)"
+        exec(compile(source, "half_sum", "exec", dont_inherit=True), names)
+        op = mg.primitive(torch=False, numpy=False, samples=[mg.sample((2, 3), axis=1)])(names[name])
+        try:
+            np.testing.assert_array_equal(op([[1.0, 2.0], [4.0, 6.0]], axis=1), [1.5, 5.0])
+            with pytest.raises(mg.errors.CallError, match=f"a whole number for 'axis' of {name}"):
+                op(np.ones((2, 3)), axis="1")
+        finally:
+            del mg.REGISTRY[name]

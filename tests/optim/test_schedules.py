@@ -3,11 +3,12 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minigrad.errors import ArgumentError
-from optim import cosine_schedule, noam_schedule
+from optim import cosine_schedule, noam_schedule, step_schedule
 
 RATES = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted)
 COUNTS = st.integers(0, 300)
@@ -89,6 +90,10 @@ def test_noam_is_the_smaller_branch(d_model, warmup, step):
         (lambda: cosine_schedule(1, 0.1, 1.0, 5, 10), "min_lr=1.0, max_lr=0.1"),
         (lambda: cosine_schedule(1, math.inf, 0.1, 5, 10), "max_lr=inf"),
         (lambda: noam_schedule(-1, 512), "step=-1"),
+        (lambda: step_schedule(-1, 1.0, 5), "step=-1"),
+        (lambda: step_schedule(1, 1.0, 0), "step_size=0"),
+        (lambda: step_schedule(1, -1.0, 5), "max_lr=-1.0"),
+        (lambda: step_schedule(1, 1.0, 5, -0.5), "gamma=-0.5"),
         (lambda: noam_schedule(1, 0), "d_model=0"),
         (lambda: noam_schedule(1, 512, factor=-1.0), "factor=-1.0"),
     ],
@@ -96,3 +101,12 @@ def test_noam_is_the_smaller_branch(d_model, warmup, step):
 def test_numbers_that_cannot_be_are_refused(call, message):
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+def test_steps_are_those_of_torch():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+    for step in range(10):
+        assert step_schedule(step, 0.4, 3, 0.5) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-14)
+        optimizer.step()
+        schedule.step()

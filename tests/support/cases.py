@@ -27,13 +27,16 @@ for module in pkgutil.iter_modules(minigrad.kernels.__path__):
 # Results are integers, booleans or constants: nothing to differentiate. The docstring of each says so.
 WITHOUT_DERIVATIVE = {
     *("all", "any", "argmax", "argmin", "argsort", "count_nonzero", "isfinite", "isinf", "isnan", "stop_gradient"),
+    "matrix_rank",
 }
 # Called by other operations and rules, whose arguments they may trust.
 PARTS = {
     *("add_at", "clip_to_numbers", "einsum_explicit", "linear_recurrence", "pad_constant", "root_sum_power"),
     *("root_sum_square", "transfer", "gaussian", "normal_density", "normal_distribution", "one_minus_square"),
     *("over_cosh_square", "over_one_plus_square", "root_one_minus_square", "share"),
-    *("bessel", "decaying", "ive_slope", "polygamma_step", "scaled_tail"),
+    *("add_windows", "bessel", "decaying", "ive_slope", "polygamma_step", "scaled_tail"),
+    *("solve_columns", "substitute", "sign_and_log", "orthogonal_triangle"),
+    *("eigen", "eigenvalues", "singular", "cofactors", "least_squares", "nuclear", "polar"),
 }
 OPERATIONS = {k: op for k, op in sorted(mg.REGISTRY.items()) if op.function.__module__.startswith("minigrad")}
 

@@ -12,12 +12,14 @@ import inspect
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from minigrad.engine.registry import REGISTRY, Operation
+from minigrad.engine.registry import REGISTRY
 
 ROOT = Path(__file__).parent.parent.parent
 WIDTH = 120
 PUBLIC = {"Array": "Operand[X]", "ArrayLike": "Operand[X]"}
+TOOLS = ("minigrad.errors", "minigrad.messages", "typing")  # what a module imports for itself
 MARKS = {"*": inspect.Parameter.VAR_POSITIONAL, "**": inspect.Parameter.VAR_KEYWORD}
 HEADER = '''"""What ``{name}`` exports, as a caller sees it. Written by tests/support/signatures.py."""
 
@@ -41,10 +43,11 @@ def parameter(given: inspect.Parameter) -> str:
     return f"{mark}{given.name}: {public(given.annotation)}{default}"
 
 
-def signature(operation: Operation, name: str) -> str:
-    """The definition of an operation in a stub, in the lines that ruff would make of it."""
-    parts = [parameter(given) for given in operation.parameters.values()]
-    result = re.sub(r"\bArray\b", "X", operation.function.__annotations__["return"])
+def signature(operation: Any, name: str) -> str:
+    """The definition of a function of arrays in a stub, in the lines that ruff would make of it."""
+    function = getattr(operation, "function", operation)
+    parts = [parameter(given) for given in inspect.signature(function).parameters.values()]
+    result = re.sub(r"\bArray\b", "X", function.__annotations__["return"])
     one = f"def {name}({', '.join(parts)}) -> {result}: ..."
     if len(one) <= WIDTH:
         return one
@@ -56,14 +59,17 @@ def signature(operation: Operation, name: str) -> str:
 def stub(module: ModuleType) -> str:
     """The stub of a module that exports operations: their signatures, and the other names from where they are."""
     found = [(name, thing) for name, thing in sorted(vars(module).items()) if callable(thing) and name[0] != "_"]
-    other = [f"from {thing.__module__} import {name} as {name}" for name, thing in found if name not in REGISTRY]
+    found = [(name, thing) for name, thing in found if not thing.__module__.startswith(TOOLS)]
+    own = {name for name, thing in found if REGISTRY.get(name) is thing or thing.__module__ == module.__name__}
+    other = [f"from {thing.__module__} import {name} as {name}" for name, thing in found if name not in own]
     starred = [f"__all__ = {sorted(module.__all__)}".replace("'", '"'), ""] if hasattr(module, "__all__") else []
-    lines = [signature(thing, name) for name, thing in found if name in REGISTRY]
+    lines = [signature(thing, name) for name, thing in found if name in own]
     return HEADER.format(name=module.__name__) + "\n".join([*sorted(other), "", *starred, *lines]) + "\n"
 
 
 STUBS = {
     "minigrad.ops": "minigrad/ops/__init__.pyi",
+    "minigrad.linalg": "minigrad/linalg.pyi",
     "minigrad.kernels.operations": "minigrad/kernels/operations.pyi",
 }
 

@@ -177,7 +177,42 @@ def _attention(n, q, k, v, mask=None, is_causal=False, scale=None, dropout_p=0.0
     return n.einsum("...ij,...jd->...id", weights / n.where(total == 0, 1, total), v)
 
 
+def _triangular(n, a, b, trans=0, lower=False, unit_diagonal=False):
+    a = (n.tril if lower else n.triu)(a)
+    a = n.where(n.eye(a.shape[-1]), 1, a) if unit_diagonal else a
+    return n.linalg.solve(n.swapaxes(a, -1, -2) if trans in (1, "T") else a, b)
+
+
+def _lstsq(n, a, b, rcond=None):
+    x, squares, rank, s = n.linalg.lstsq(a, b, rcond)
+    return x, squares, n.asarray(rank, int), s
+
+
+def _symmetric(n, x, lower):
+    """The symmetric matrix of which x has one triangle, for libraries whose gradient goes to both."""
+    return n.tril(x) + n.tril(x, -1).mT if lower else n.triu(x) + n.triu(x, 1).mT
+
+
+def _matrix_norm(n, x, keepdims=False, ord="fro"):
+    if not x.size and ord in (1, 2, math.inf):  # 0, in NumPy from 2.4 on
+        return n.zeros((*x.shape[:-2], *(1, 1) * keepdims), x.dtype)
+    return n.linalg.matrix_norm(x, ord=ord, keepdims=keepdims)
+
+
 NUMPY = {
+    "matrix_norm": _matrix_norm,
+    "substitute": lambda n, a, b, lower, unit_diagonal: _triangular(n, a, b, 0, lower, unit_diagonal),
+    "solve_triangular": _triangular,
+    "orthogonal_triangle": lambda n, x: n.linalg.qr(x),
+    "eigen": lambda n, x, lower=True: n.linalg.eigh(x, "L" if lower else "U"),
+    "eigenvalues": lambda n, x, lower=True: n.linalg.eigvalsh(x, "L" if lower else "U"),
+    "singular": lambda n, x: n.linalg.svd(x, full_matrices=False),
+    "cofactors": lambda n, x: n.linalg.det(x)[..., None, None] * n.linalg.inv(x).mT,
+    "least_squares": lambda n, a, b: n.linalg.pinv(a) @ b,
+    "lstsq": _lstsq,
+    "matrix_rank": lambda n, x: n.asarray(n.linalg.matrix_rank(x)),
+    "nuclear": lambda n, x: n.linalg.svd(x, compute_uv=False).sum(-1),
+    "polar": lambda n, x: n.matmul(*n.linalg.svd(x, full_matrices=False)[::2]),
     "drop": _drop,
     "sigmoid": _logistic,
     "softplus": lambda n, x: n.log(1 + n.exp(x)),
@@ -305,7 +340,57 @@ def _pad(t, x, pad_width, mode="constant", constant_values=0.0):
     return x.ravel()[t.as_tensor(numbers)]
 
 
+def _vector_or_columns(function, a, b):
+    return function(a, b.unsqueeze(-1)).squeeze(-1) if b.ndim == 1 else function(a, b)
+
+
+def _signed(t, vectors, theirs):
+    """Vectors in columns with the signs of NumPy's: those of LAPACK, of which the two libraries may have another."""
+    signs = (vectors.detach() * t.tensor(theirs)).sum(-2, keepdim=True).sign()
+    return vectors * signs, signs
+
+
+def _eigh(t, x, UPLO="L"):
+    values, vectors = t.linalg.eigh(_symmetric(t, x, UPLO == "L"))
+    return values, _signed(t, vectors, np.linalg.eigh(x.detach().numpy(), UPLO).eigenvectors)[0]
+
+
+def _svd(t, x, full_matrices=True):
+    u, s, vh = t.linalg.svd(x, full_matrices=False)
+    u, signs = _signed(t, u, np.linalg.svd(x.detach().numpy(), full_matrices=False).U)
+    return u, s, vh * signs.mT
+
+
+def _qr(t, x, mode="reduced"):
+    q, r = t.linalg.qr(x)
+    q, signs = _signed(t, q, np.linalg.qr(x.detach().numpy()).Q)
+    return r * signs.mT if mode == "r" else (q, r * signs.mT)
+
+
 TORCH = {
+    "solve_triangular": lambda t, a, b, trans=0, lower=False, unit_diagonal=False: _vector_or_columns(
+        lambda x, y: t.linalg.solve_triangular(
+            x.mT if trans in (1, "T") else x, y, upper=lower == (trans in (1, "T")), unitriangular=unit_diagonal
+        ),
+        a,
+        b,
+    ),
+    "solve": lambda t, a, b: _vector_or_columns(t.linalg.solve, a, b),
+    "cholesky": lambda t, x, upper=False: t.linalg.cholesky(_symmetric(t, x, not upper), upper=upper),
+    "eigh": _eigh,
+    "eigvalsh": lambda t, x, UPLO="L": t.linalg.eigvalsh(_symmetric(t, x, UPLO == "L")),
+    "qr": _qr,
+    "svd": _svd,
+    "cond": lambda t, x, p=2: (
+        t.linalg.cond(x)
+        if p == 2
+        else t.linalg.norm(x, p, (-2, -1))
+        * t.linalg.norm(t.linalg.inv(x) if x.shape[-1] == x.shape[-2] else t.linalg.pinv(x), p, (-2, -1))
+    ),  # its own changes in place
+    "matrix_norm": lambda t, x, keepdims=False, ord="fro": t.linalg.matrix_norm(x, ord, keepdim=keepdims),
+    "vector_norm": lambda t, x, axis=None, keepdims=False, ord=2: t.linalg.vector_norm(x, ord, axis, keepdims),
+    "multi_dot": lambda t, arrays: t.linalg.multi_dot(arrays),
+    "matrix_transpose": lambda t, x: x.mT,
     "power": lambda t, x, y: t.pow(x, y),
     "clip": _clip,
     "clip_to_numbers": lambda t, x, min, max: t.clamp(x, min, max),

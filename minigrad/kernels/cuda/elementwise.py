@@ -1,4 +1,4 @@
-"""The activations on a GPU. The NumPy pair keeps σ or Φ for the backward pass; these kernels compute it again."""
+"""The activations on a GPU. The NumPy pair keeps σ or the slope for the backward pass; these compute it again."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _swiglu_backward(g: Array, gate: Array, up: Array, sigma: None, needs: tuple
 
 relu.defgpu(lambda x: (_each("relu", x)[0], {}), lambda g, x: _each("relu_backward", g, x), uniform)
 silu.defgpu(
-    lambda x: (_each("silu", x)[0], {"sigma": None}),
-    lambda g, x, sigma: _each("silu_backward", g, x),
+    lambda x, needs=(): (_each("silu", x)[0], {"slopes": None}),
+    lambda g, x, slopes: _each("silu_backward", g, x),
     uniform,
 )
 swiglu.defgpu(
@@ -46,7 +46,7 @@ swiglu.defgpu(
     lambda gate, up: np.shape(gate) == np.shape(up) and uniform(gate, up),
 )
 gelu.defgpu(
-    lambda x, approximate: (_each("gelu", x, options=_exactly(approximate))[0], {"phi": None}),
-    lambda g, x, approximate, phi: _each("gelu_backward", g, x, options=_exactly(approximate)),
+    lambda x, approximate, needs=(): (_each("gelu", x, options=_exactly(approximate))[0], {"slopes": None}),
+    lambda g, x, approximate, slopes: _each("gelu_backward", g, x, options=_exactly(approximate)),
     lambda x, approximate: uniform(x),
 )

@@ -93,6 +93,17 @@ CREATORS = {
     "tri": "N M k dtype",
     "zeros": "shape dtype order",
 }
+LINALG = {
+    "cholesky": "a",
+    "det": "a",
+    "eigh": "a UPLO",
+    "eigvalsh": "a UPLO",
+    "inv": "a",
+    "qr": "a mode",
+    "slogdet": "a",
+    "solve": "a b",
+    "svd": "a full_matrices compute_uv",
+}
 OTHERS = ["array", "asarray", "ascontiguousarray", "asnumpy", "cuda", "from_dlpack", "may_share_memory", "ndarray",
           "result_type", "RawModule", "get_default_memory_pool"]  # fmt: skip
 WAITING = {"allclose", "array_equal", "bincount"}  # give a Python bool, or need a number of the device
@@ -347,6 +358,23 @@ def _function(name: str, allowed: set[str]) -> Any:
     return function
 
 
+def _solver(name: str, allowed: set[str]) -> Any:
+    """A function of ``linalg``. Unlike NumPy's, none broadcasts stacks, nor takes float16."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        unknown = kwargs.keys() - allowed
+        if unknown:
+            raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
+        if name == "solve" and args[0].shape[:-1] != args[1].shape[:-1]:
+            raise ValueError("a must have (..., M, M) shape and b must have (..., M) or (..., M, K)")
+        wait()  # for what cuSOLVER reports
+        result = _call(getattr(np.linalg, name), args, kwargs)
+        return device(tuple(result) if isinstance(result, tuple) else result)
+
+    function.__name__ = name
+    return function
+
+
 def _method(name: str) -> Any:
     def method(self: ndarray, *args: Any, **kwargs: Any) -> Any:
         return getattr(cupy, name)(self, *args, **kwargs)
@@ -533,6 +561,10 @@ class RawModule:
         return launch
 
 
+def sliding_window_view(x: Any, window_shape: Any, axis: Any = None) -> ndarray:
+    return x._view(np.lib.stride_tricks.sliding_window_view(x._host, window_shape, axis))
+
+
 def _module() -> Any:
     module: Any = types.ModuleType("cupy")
     for name in UFUNCS:
@@ -542,6 +574,8 @@ def _module() -> Any:
     for made in (array, asarray, ascontiguousarray, asnumpy, from_dlpack, may_share_memory, ndarray, result_type,
                  RawModule):  # fmt: skip
         setattr(module, made.__name__, made)
+    module.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(sliding_window_view=sliding_window_view))
+    module.linalg = types.SimpleNamespace(**{name: _solver(name, set(takes.split())) for name, takes in LINALG.items()})
     module.get_default_memory_pool = lambda: pool
     module.cuda = types.SimpleNamespace(
         Device=Device,

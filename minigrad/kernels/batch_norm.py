@@ -1,0 +1,148 @@
+"""Normalisation of each channel over the batch, a few channels at a time, which stay in the cache."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from minigrad.backend import Array, accumulator, cast_to
+from minigrad.engine.fused import fused
+from minigrad.engine.registry import sample
+from minigrad.errors import ShapeError
+from minigrad.kernels.rows import dtypes
+from minigrad.machine.parallel import blas_threads, for_rows, scratch
+from minigrad.messages.arguments import check_eps
+from minigrad.ops import astype, mean, reshape, sqrt
+
+
+def _torch(t: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    axes = (0, *range(2, x.ndim))
+    y = t.nn.functional.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+    return y, x.mean(axes), x.var(axes, unbiased=False)
+
+
+_samples = [sample((4, 3)), sample((2, 3, 4), (3,), (3,)), sample((2, 2, 3, 2), None, (2,), 0.1)]
+
+
+@fused(precision="wide", torch=_torch, numpy=False, samples=_samples)
+def normalize_batch(
+    x: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    """``(x - mean) / √(var + eps) · weight + bias`` for each channel, and the means and variances themselves.
+
+    x is (N, C, …), weight and bias are (C,) or None; mean and var, that of the population, are (C,), over all axes but
+    the second. Half precision is computed in float32 and rounded once. Ioffe and Szegedy, "Batch Normalization" (2015).
+
+    >>> y, means, variances = normalize_batch(np.array([[1.0], [3.0]]), eps=0.0)
+    >>> print(y.T, means, variances)
+    [[-1.  1.]] [2.] [1.]
+    """
+    _check(x, weight, bias, eps)
+    axes, channels = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+    wide = astype(x, accumulator(x.dtype))
+    centre = mean(wide, axes, True)
+    centred = wide - centre
+    rest = mean(centred, axes, True)  # the mean of numbers with a large offset is rounded
+    centred = centred - rest
+    var = mean(centred * centred, axes, True)
+    y = centred / sqrt(var + eps)
+    y = y if weight is None else y * reshape(weight, channels)
+    y = y if bias is None else y + reshape(bias, channels)
+    dtype, narrow = dtypes(x, weight, bias)[0], (-1,)
+    return astype(y, dtype), astype(reshape(centre + rest, narrow), x.dtype), astype(reshape(var, narrow), x.dtype)
+
+
+def _check(x: Any, weight: Any, bias: Any, eps: Any) -> None:
+    check_eps(eps)
+    if np.ndim(x) < 2:
+        raise ShapeError("x (N, C, …)", f"shape {np.shape(x)}", "the second axis counts channels")
+    for name, p in (("weight", weight), ("bias", bias)):
+        if p is not None and np.shape(p) != x.shape[1:2]:
+            raise ShapeError(f"a {name} of shape {x.shape[1:2]}", f"{np.shape(p)}", "one number for each channel")
+
+
+@normalize_batch.defforward
+def _forward(x: Any, weight: Any, bias: Any, eps: float) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
+    _check(x, weight, bias, eps)
+    dtype, work = dtypes(x, weight, bias)
+    planes = _planes(x)
+    n, channels = planes.shape[0] * planes.shape[2], planes.shape[1]
+    out = np.empty(planes.shape, work)
+    centre, rest, var = np.zeros((3, channels), work)
+    scale = np.ones(channels, work) if weight is None else np.asarray(weight, work)
+    inverse = np.empty(channels, work)
+
+    def body(a: int, b: int) -> None:
+        y = out[:, a:b]
+        np.divide(_sums(planes[:, a:b], work), max(n, 1), out=centre[a:b])
+        np.subtract(planes[:, a:b], centre[a:b, None], out=y)
+        np.divide(_sums(y, work), max(n, 1), out=rest[a:b])
+        y -= rest[a:b, None]
+        square = np.multiply(y, y, out=scratch(y.shape, work, "batch norm"))
+        np.divide(_sums(square, work), max(n, 1), out=var[a:b])
+        np.divide(1, np.sqrt(var[a:b] + work.type(eps)), out=inverse[a:b])
+        y *= (inverse[a:b] * scale[a:b])[:, None]
+        if bias is not None:
+            y += np.asarray(bias[a:b], work)[:, None]
+
+    _over_channels(body, planes, work, arrays=3, ns=2.0)
+    statistics = (cast_to(centre + rest, x.dtype), cast_to(var, x.dtype))
+    return (cast_to(out.reshape(x.shape), dtype), *statistics), {"centre": centre, "rest": rest, "inverse": inverse}
+
+
+@normalize_batch.defbackward("x", "weight", "bias")
+def _backward(
+    g: Any, x: Any, weight: Any, bias_dtype: Any, centre: Any, rest: Any, inverse: Any, needs: tuple[bool, ...]
+) -> tuple[Any, Any, Any]:
+    """With the normalised n, r = 1/std, and the gradients of y, mean and var: dw = Σ gy n, db = Σ gy, and
+
+    dx = r w (gy - (db + n dw) / N) + (gmean + 2 gvar n / r) / N, N numbers in a channel.
+    """
+    up, of_mean, of_var = g
+    work = inverse.dtype
+    planes, up = _planes(x), _planes(up)
+    n = max(planes.shape[0] * planes.shape[2], 1)
+    scale = inverse if weight is None else inverse * np.asarray(weight, work)
+    gweight, gbias = np.zeros((2, planes.shape[1]), work)
+    gx = np.empty(planes.shape, work)
+
+    def body(a: int, b: int) -> None:
+        y, dx = up[:, a:b], gx[:, a:b]
+        normal = np.subtract(planes[:, a:b], centre[a:b, None], out=scratch(y.shape, work, "batch norm"))
+        normal -= rest[a:b, None]
+        normal *= inverse[a:b, None]
+        gbias[a:b] = _sums(y, work)
+        gweight[a:b] = _sums(np.multiply(y, normal, out=dx), work)
+        if needs[0]:
+            slope = 2 * of_var[a:b].astype(work) / inverse[a:b] - scale[a:b] * gweight[a:b]
+            offset = of_mean[a:b].astype(work) - scale[a:b] * gbias[a:b]
+            np.multiply(y, scale[a:b, None], out=dx)
+            normal *= (slope / n)[:, None]
+            dx += normal
+            dx += (offset / n)[:, None]
+
+    _over_channels(body, planes, work, arrays=4, ns=3.0)
+    return (
+        cast_to(gx.reshape(x.shape), x.dtype) if needs[0] else None,
+        cast_to(gweight, weight.dtype) if needs[1] else None,
+        cast_to(gbias, bias_dtype) if needs[2] else None,
+    )
+
+
+def _planes(x: Any) -> Array:
+    """x as (N, C, places)."""
+    return np.reshape(x, (*x.shape[:2], math.prod(x.shape[2:])))
+
+
+def _sums(planes: Array, work: Any) -> Array:
+    """The sum of each channel."""
+    return np.add.reduce(np.add.reduce(planes, 2, work), 0)
+
+
+def _over_channels(body: Any, planes: Array, work: Any, arrays: int, ns: float) -> None:
+    """Run ``body(start, stop)`` on tiles of channels that touch ``arrays`` of the size of ``planes``."""
+    numbers = planes.shape[0] * planes.shape[2]
+    with blas_threads(1):
+        for_rows(body, planes.shape[1], arrays * numbers * work.itemsize, ns * numbers)

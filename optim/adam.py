@@ -98,7 +98,8 @@ class Adam(Optimizer):
         return move
 
     def _move_on_gpu(self, active: list[tuple[int, Group, Tensor]], where: Any) -> bool:
-        if not gpu.takes([a for _, _, param in active for a in (param.data, param.grad)]):
+        wide = any(self.state[place].get("exp_avg_sq", param.data).itemsize == 8 for place, _, param in active)
+        if wide or not gpu.takes([a for _, _, param in active for a in (param.data, param.grad)]):
             return False
         xp = array_module(active[0][2].data)
         if self._skipped is None:

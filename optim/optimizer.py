@@ -309,6 +309,7 @@ def _loaded(value: Array, param: Tensor) -> Array:
     """A copy of a moment in the dtype that the parameter's have; as it is, if its numbers leave the range of that."""
     xp, dtype = array_module(param.data), accumulator(param.dtype)
     with np.errstate(over="ignore", under="ignore"):
-        found = xp.array(value, dtype=dtype)
-    lost = xp is np and bool((~np.isfinite(found) & np.isfinite(value) | (found == 0) & (value != 0)).any())
-    return np.array(value) if lost else found
+        given = xp.array(value)
+        found = given.astype(dtype)
+    lost = (~xp.isfinite(found) & xp.isfinite(given) | (found == 0) & (given != 0)).any()
+    return given if bool(lost) else found

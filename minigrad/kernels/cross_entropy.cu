@@ -23,13 +23,8 @@ extern "C" __global__ void forward(const T* x, const long long* ids, W* losses, 
     totals[blockIdx.x] = total;
 }
 
-<<<<<<< HEAD
-// scale (softmax - q), 0 in a row that doesn't count or is only -∞. dx may be x. The target's p - 1 would be noise where
-// p is above 0.9: there it is minus what the others sum to.
-=======
 // scale (softmax - q), 0 in a row that doesn't count or is only -∞. A row sums to 0: by that the entry of a target of
 // probability nearly 1 is got, since p - 1 would be noise. dx may be x.
->>>>>>> g-sim
 extern "C" __global__ void backward(const T* x, const long long* ids, const W* shifts, const W* totals,
                                     const W* scales, T* dx, long long width, W smoothing) {
     x += blockIdx.x * width;
@@ -37,34 +32,16 @@ extern "C" __global__ void backward(const T* x, const long long* ids, const W* s
     long long id = ids[blockIdx.x];
     W shift = shifts[blockIdx.x], total = totals[blockIdx.x];
     bool dead = id < 0 || total == 0;
-<<<<<<< HEAD
-    W scale = dead ? 0 : scales[blockIdx.x], factor = dead ? 0 : scale / total, others = 0;
-    bool sure = !dead && !smoothing && exp(widen(x[id]) - shift) > W(0.9) * total;
-    __syncthreads();  // all have read x[id] before one writes it
-    if (sure) {
-        FOR_PACKS(c, width) {
-            W v[PACK];
-            load(x + c, v);
-            FOR_LANES(k) others += c + k == id ? 0 : exp(v[k] - shift);
-        }
-        others = block_sum(others) * factor;
-    }
-=======
     W scale = dead ? 0 : scales[blockIdx.x], factor = dead ? 0 : scale / total;
     bool sure = false;  // in the thread that has the target
     W rest = 0;         // of the other entries
->>>>>>> g-sim
     FOR_PACKS(c, width) {
         W v[PACK];
         load(x + c, v);
         FOR_LANES(k) {
             W p = exp(v[k] - shift) * factor - scale * (smoothing / width);
-<<<<<<< HEAD
-            v[k] = dead ? 0 : c + k != id ? p : sure ? -others : p - scale * (1 - smoothing);
-=======
             v[k] = dead ? 0 : c + k == id ? p - scale * (1 - smoothing) : p;
             if (c + k == id) sure = !smoothing && fabs(v[k]) < fabs(scale) * W(0.1); else rest += v[k];
->>>>>>> g-sim
         }
         store(v, dx + c);
     }

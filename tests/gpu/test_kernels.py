@@ -189,5 +189,5 @@ def test_attention_reads_and_writes_features_that_lie_apart(gpu: Any) -> None:
 
 def test_a_mask_of_the_host_is_refused(gpu: Any) -> None:
     q = mg.ones((2, 5, 8), device="cuda")
-    with pytest.raises(DeviceError, match=r"bool \(5, 5\) on cpu and"):
+    with pytest.raises(DeviceError, match=r"bool \(5, 5\) on cpu"):
         attention(q, q, q, mg.ones((5, 5), dtype=bool))

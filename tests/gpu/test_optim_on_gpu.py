@@ -74,6 +74,21 @@ def test_a_step_that_is_left_out_moves_and_counts_nothing(gpu: Any) -> None:
     assert results[0] == results[1]
 
 
+def test_squares_beyond_float32_are_kept_where_a_state_has_them(gpu: Any) -> None:
+    """Of a constant gradient each step is lr, whatever its size: also on a GPU that goes on from a state of the CPU."""
+    gradient, weight, state = np.float32([1e25, 1, 2]), np.ones(3, np.float32), None
+    for device in ("cpu", "cuda"):
+        w = mg.Tensor(weight, device=device, requires_grad=True)
+        optimizer = optim.AdamW([w], lr=0.1, weight_decay=0)
+        if state:
+            optimizer.load_state_dict(state)
+        for _ in range(2):
+            w.grad = mg.Tensor(gradient, device=device).data
+            optimizer.step()
+        weight, state = to_numpy(w.data).copy(), optimizer.state_dict()
+    np.testing.assert_allclose(weight, 0.6, 1e-5)
+
+
 def test_clipping_and_adam_wait_for_nothing(simulated: Any) -> None:
     params = parameters("float32", "cuda")
     optimizer = optim.AdamW(params)

@@ -409,8 +409,14 @@ def adam_in_float64(start, gradients, lr, eps, decay):
     return w
 
 
+out_of_range = pytest.mark.cpu_only("a GPU doesn't look for squares that float32 can't hold: docs/cuda.md")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("size", "eps"), [(1e25, 1e-8), (3e38, 1e-8), (1e-23, 0.0), (1e-37, 0.0), (1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("size", "eps"),
+    [*(pytest.param(*c, marks=out_of_range) for c in [(1e25, 1e-8), (3e38, 1e-8), (1e-23, 0.0), (1e-37, 0.0)]), (1, 0)],
+)
 def test_adam_moves_by_huge_and_tiny_gradients(dtype, size, eps):
     """Right also in later steps, beside entries of ordinary size, in many tiles, and after saving and loading."""
     rng = np.random.default_rng(0)
@@ -434,6 +440,7 @@ def test_adam_moves_by_huge_and_tiny_gradients(dtype, size, eps):
     assert optimizer.state[0]["exp_avg_sq"].dtype == (np.float64 if wide else np.float32)
 
 
+@out_of_range
 def test_adam_names_the_parameter_whose_squares_no_dtype_holds():
     x = mg.Tensor([1.0, 1.0], requires_grad=True)
     x.name = "scale"

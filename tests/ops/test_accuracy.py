@@ -12,13 +12,13 @@ import pytest
 from hypothesis import settings
 from mpmath import mp
 from support import exact
+from support.cases import LACKING
 from support.exact import CASES, LIMITS, measure
 
 import minigrad as mg
 
-WITHOUT_CUPY = {"iv", "ive", "ive_slope", "jn", "stdtr"}  # CuPy has no such function
 JUDGED = [
-    pytest.param(case, marks=[pytest.mark.cpu_only("CuPy has no such function")] * (case.name in WITHOUT_CUPY))
+    pytest.param(case, marks=[pytest.mark.cpu_only("CuPy has no such function")] * (case.name in LACKING))
     for case in CASES
 ]
 COUNT = 1500 if settings.default.max_examples > 1000 else 40

@@ -39,7 +39,8 @@ class Task(NamedTuple):
             except Exception as error:
                 traceback.print_exc()
                 yield what, short(error), "FAILED"
-            gc.collect()
+            if not self.quick:
+                gc.collect()
             with contextlib.suppress(Exception):  # after a crash of the GPU nothing works
                 load_cupy().get_default_memory_pool().free_all_blocks()
 

@@ -446,6 +446,9 @@ class Tensor:
     def __and__(self, other: TensorLike) -> Tensor: return compare('bitwise_and', self, other)
     def __or__(self, other: TensorLike) -> Tensor: return compare('bitwise_or', self, other)
     def __xor__(self, other: TensorLike) -> Tensor: return compare('bitwise_xor', self, other)
+    def __rand__(self, other: TensorLike) -> Tensor: return compare('bitwise_and', other, self)
+    def __ror__(self, other: TensorLike) -> Tensor: return compare('bitwise_or', other, self)
+    def __rxor__(self, other: TensorLike) -> Tensor: return compare('bitwise_xor', other, self)
     def __invert__(self) -> Tensor: return compare('invert', self)
 
     # ---- operations, as methods: their docstrings are in minigrad.ops ----

@@ -852,6 +852,13 @@ def test_23_what_numpy_cannot_do_with_tensors_it_says(call, name):
         call(leaf(1.0, 2.0))
 
 
+def test_signs_of_logic_take_lists_on_either_side():
+    t = mg.Tensor([True, True, False])
+    assert ([True, False, True] & t).tolist() == (t & [True, False, True]).tolist() == [True, False, False]
+    assert ([False, False, False] | t).tolist() == [True, True, False]
+    assert ([True, False, True] ^ t).tolist() == [False, True, True]
+
+
 def test_23_arrays_changed_in_place_by_a_tensor_are_refused():
     a = np.zeros(2)
     with pytest.raises(CallError, match="in place"):

@@ -565,6 +565,10 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None) -> ndarray:
     return x._view(np.lib.stride_tricks.sliding_window_view(x._host, window_shape, axis))
 
 
+def as_strided(x: Any, shape: Any, strides: Any) -> ndarray:
+    return x._view(np.lib.stride_tricks.as_strided(x._host, shape, strides))
+
+
 def _module() -> Any:
     module: Any = types.ModuleType("cupy")
     for name in UFUNCS:
@@ -574,7 +578,8 @@ def _module() -> Any:
     for made in (array, asarray, ascontiguousarray, asnumpy, from_dlpack, may_share_memory, ndarray, result_type,
                  RawModule):  # fmt: skip
         setattr(module, made.__name__, made)
-    module.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(sliding_window_view=sliding_window_view))
+    tricks = types.SimpleNamespace(as_strided=as_strided, sliding_window_view=sliding_window_view)
+    module.lib = types.SimpleNamespace(stride_tricks=tricks)
     module.linalg = types.SimpleNamespace(**{name: _solver(name, set(takes.split())) for name, takes in LINALG.items()})
     module.get_default_memory_pool = lambda: pool
     module.cuda = types.SimpleNamespace(

@@ -49,7 +49,7 @@ def install(session: nox.Session, numpy: str, *others: str) -> None:
 @matrix
 def quick(session: nox.Session, numpy: str) -> None:
     """A choice of the tests, which needs no torch."""
-    install(session, numpy, "-e", ".", "pytest>=8", "hypothesis>=6.100", "ml_dtypes>=0.5", "setuptools>=77")
+    install(session, numpy, "-e", ".[scipy]", "pytest>=8", "hypothesis>=6.100", "ml_dtypes>=0.5", "setuptools>=77")
     session.run("pytest", "-q", *(session.posargs or QUICK), env={"HYPOTHESIS_PROFILE": "few"})
     session.run("pytest", "-q", "--doctest-modules", "minigrad", "nn", "optim")
 

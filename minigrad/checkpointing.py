@@ -89,7 +89,7 @@ class _Recompute:
             got = "other random numbers than then, as train() or eval() was called since"
         else:
             return
-        hint = "run backward first; lambda x, w=w: … holds on to the w of now"
+        hint = "run backward first; lambda x, w=w: … holds on to the w of now; make leaves outside of the function"
         raise GraphError("a function that does again what it did in the forward pass of 'checkpoint'", got, hint)
 
 

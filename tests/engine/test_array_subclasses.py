@@ -87,7 +87,7 @@ USES: dict[str, Callable[[], Any]] = {
     "data": lambda: setattr(X, "data", MASKED),
     "values": lambda: mg.Tensor(A).__setitem__(0, MASKED[0]),
     "upstream": lambda: (X * X).backward(MASKED),
-    "layer": lambda: nn.Linear(2, 1)(MASKED),
+    "layer": lambda: nn.Linear(2, 1, dtype="float64")(MASKED),
     "ids": lambda: nn.Embedding(2, 2)(IDS),
     "state": lambda: nn.Linear(2, 2, bias=False).load_state_dict({"weight": MASKED}),
     "file": lambda: mg.save("/nowhere/at/all", {"a": MASKED}),

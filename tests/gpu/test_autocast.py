@@ -140,8 +140,9 @@ def test_overflow_is_for_the_scaler_and_no_warning(way: str) -> None:
     ids = np.random.default_rng(0).integers(0, 40, (2, 9))
     optimizer, scaler = optim.SGD(model.parameters(), lr=0.1), optim.GradScaler(init_scale=2.0**60)
 
+    x = mg.Tensor(np.full((2, 2), 1e4), dtype="float32", requires_grad=True)
+
     def loss_of() -> Any:
-        x = mg.Tensor(np.full((2, 2), 1e4), dtype="float32", requires_grad=True)
         return model.loss(ids[:, :-1], ids[:, 1:]) + mg.where(np.isfinite(x.data), 0, F.gelu(x @ x) * x).sum()
 
     if way == "decorator":

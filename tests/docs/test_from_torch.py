@@ -78,6 +78,7 @@ def test_float_literals_are_float64_and_own_numbers_float32() -> None:
     assert mg.zeros(2).dtype == mg.random.normal(size=2).dtype == nn.Linear(2, 2).weight.dtype == np.float32
 
 
+@pytest.mark.cpu_only("about arrays of NumPy")
 def test_float64_data_widen_a_float32_layer() -> None:
     with pytest.warns(UserWarning, match="astype"):
         assert nn.Linear(3, 2)(X).dtype == np.float64

@@ -13,6 +13,8 @@ import minigrad as mg
 import nn
 from minigrad.errors import DTypeError
 
+pytestmark = pytest.mark.cpu_only("about subclasses of NumPy's arrays")
+
 
 class Reversing(np.ndarray):
     """One whose operators mean something else."""

@@ -371,7 +371,8 @@ class Module:
         return f"{type(self).__name__}(\n  {body}\n)"
 
 
-HOLDERS = (Module, Parameter, list, tuple, dict, set, frozenset, deque)
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+HOLDERS = (Module, Parameter, *CONTAINERS)
 HINTS = {
     **dict.fromkeys(("missing", "unexpected"), "strict=False permits names that are missing or unexpected"),
     "wrong shape": "make the module with the sizes that the arrays have",
@@ -394,7 +395,7 @@ def _kept_in(value: Any) -> Iterator[Module | Parameter]:
     stack, seen = [value], set()
     while stack:
         value = stack.pop()
-        if not isinstance(value, list | tuple | dict | set | frozenset | deque) or id(value) in seen:
+        if not isinstance(value, CONTAINERS) or id(value) in seen:
             continue
         seen.add(id(value))
         parts = [*value, *value.values()] if isinstance(value, dict) else value
@@ -404,8 +405,8 @@ def _kept_in(value: Any) -> Iterator[Module | Parameter]:
 
 
 def _attributes(module: Module) -> Iterator[tuple[str, Any]]:
-    """The attributes of a module; at first also those of its class, as tuples of one, since no walk looks there."""
-    yield from list(vars(module).items())
+    """The containers that a module keeps; at first also what its class keeps, in tuples, since no walk looks there."""
+    yield from [(name, value) for name, value in vars(module).items() if isinstance(value, CONTAINERS) and value]
     for cls in () if module._searched else type(module).__mro__[:-1]:
         yield from ((name, (value,)) for name, value in vars(cls).items() if isinstance(value, Module | Parameter))
 

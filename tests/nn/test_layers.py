@@ -239,6 +239,7 @@ def test_initial_weights_follow_the_seed_and_differ_between_layers():
             np.testing.assert_array_equal(x.data, y.data)
 
 
+@pytest.mark.cpu_only("about arrays of NumPy")
 def test_float64_data_before_float32_weights_give_a_warning_and_nothing_else_does() -> None:
     """NumPy's promotion makes the results float64, as an operation's are; that is said once, at the user's line."""
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))

@@ -43,19 +43,19 @@ from training.checkpoint import Checkpoint, averaged, open_newest, understood
 from training.console import run_program
 from training.flags import (
     TrainingFlags,
-    call_flag,
+    changeable_flag,
     complete,
     flag,
     fraction,
-    free_flag,
     how_to_install,
+    integer,
     number,
     one_of,
     parse,
     path,
     raise_any,
     text,
-    whole,
+    transient_flag,
     with_defaults,
 )
 from training.memory import check_memory
@@ -78,22 +78,22 @@ class Config(TrainingFlags):
 
     split: str = flag("word", one_of(*SPLITS), "what is held out: single words, or all forms of a word together")
     full: bool = flag(False, None, "the recipe of the whole job; --full --help shows its defaults")
-    n_layer: int = flag(2, whole(1), "layers of the encoder, and of the decoder")
-    n_head: int = flag(4, whole(1), "attention heads")
-    n_embd: int = flag(128, whole(1), "width of the model")
-    d_ff: int = flag(512, whole(1), "width inside the feed-forward layers")
+    n_layer: int = flag(2, integer(1), "layers of the encoder, and of the decoder")
+    n_head: int = flag(4, integer(1), "attention heads")
+    n_embd: int = flag(128, integer(1), "width of the model")
+    d_ff: int = flag(512, integer(1), "width inside the feed-forward layers")
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     label_smoothing: float = flag(0.1, fraction, "share of the probability that goes to all phonemes alike")
-    eval_words: int = free_flag(500, whole(0), "validation words pronounced in an evaluation; 0: all")
-    beam_size: int = free_flag(
-        4, whole(1), "beams of the search for held-out words; 1: the likeliest phoneme each time"
+    eval_words: int = changeable_flag(500, integer(0), "validation words pronounced in an evaluation; 0: all")
+    beam_size: int = changeable_flag(
+        4, integer(1), "beams of the search for held-out words; 1: the likeliest phoneme each time"
     )
-    length_penalty: float = free_flag(
+    length_penalty: float = changeable_flag(
         0.0, number("a number from -200 to 200", lambda x: abs(x) <= 200), "above 0 favours longer pronunciations"
     )
-    say: str | None = call_flag(None, text, "pronounce these words by a trained model, and train nothing")
-    attention: str | None = call_flag(None, text, "draw the attention of a trained model for this word")
-    checkpoint: str | None = call_flag(
+    say: str | None = transient_flag(None, text, "pronounce these words by a trained model, and train nothing")
+    attention: str | None = transient_flag(None, text, "draw the attention of a trained model for this word")
+    checkpoint: str | None = transient_flag(
         None, path, "run or step folder for --say and --attention (default: --out-dir, or the newest run in runs/)"
     )
 

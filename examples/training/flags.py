@@ -104,7 +104,6 @@ def flag(default: Any, kind: Kind | None, help: str, *, on_resume: str = "fixed"
 
 changeable_flag = functools.partial(flag, on_resume="changeable")
 transient_flag = functools.partial(flag, on_resume="transient")
-whole, free_flag, call_flag = integer, changeable_flag, transient_flag  # as g2p.py has them
 
 
 DTYPE = one_of("float32", "float64", "float16", "bfloat16", role=", the types it trains in")

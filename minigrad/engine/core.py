@@ -167,7 +167,8 @@ class Primitive(Operation[P]):
 
     def defvjp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
         """Give the vector-Jacobian products of the leading arguments in order (None: no derivative), or by name."""
-        for name, rule in [*zip(self.names, rules, strict=False), *named.items()]:
+        places = (*self.names, *["one rule too many"] * len(rules))  # which is the name of no argument
+        for name, rule in [*zip(places, rules, strict=False), *named.items()]:
             if rule is not None:
                 self._add_rule((name,), rule)
         return self

@@ -852,6 +852,12 @@ def test_23_what_numpy_cannot_do_with_tensors_it_says(call, name):
         call(leaf(1.0, 2.0))
 
 
+def test_more_rules_than_arguments_are_refused():
+    double = mg.Primitive(lambda x: 2 * x)
+    with pytest.raises(CallError, match="one rule too many"):
+        double.defvjp(lambda g: 2 * g, lambda g: g)
+
+
 def test_signs_of_logic_take_lists_on_either_side():
     t = mg.Tensor([True, True, False])
     assert ([True, False, True] & t).tolist() == (t & [True, False, True]).tolist() == [True, False, False]

@@ -28,7 +28,7 @@ from op_overhead import growth, growth_table
 from safetensors.numpy import save_file
 
 import minigrad as mg
-from minigrad.kernels.attention import attention
+from nn import functional as F
 
 LONG, NANO = CONFIGS["long"], CONFIGS["nano"]
 GROWING: dict[str, dict[int, Config]] = {
@@ -93,7 +93,7 @@ def attention_ms(length: int, window: int | None) -> float:
     q, k, v = (mg.Tensor(draw((1, 8, length, 32), np.float32), requires_grad=True) for _ in range(3))
     g = np.ones((1, 8, length, 32), np.float32)
     return 1e3 * measuring.median_seconds(
-        lambda: attention(q, k, v, is_causal=True, window=window).backward(g), seconds=0.5
+        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, window=window).backward(g), seconds=0.5
     )
 
 

@@ -38,7 +38,7 @@ from minigrad.engine.recording import F, mode
 from minigrad.engine.registry import Operation, P, register
 from minigrad.errors import CallError, GraphError
 from minigrad.messages.arguments import as_list, as_operand
-from minigrad.messages.explain import FOREIGN, boundary, told, wrong_call
+from minigrad.messages.explain import FOREIGN, explanation, wrong_call
 
 observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it
@@ -196,7 +196,6 @@ class Primitive(Operation[P]):
 
     # -- the forward call --
 
-    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and mode().autocast:
             args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
@@ -219,7 +218,7 @@ class Primitive(Operation[P]):
         try:
             out, extras = self._run(raw, plan)
         except FOREIGN as error:
-            raise told(self, values, {}, error)  # noqa: B904
+            raise explanation(self, values, {}, error)  # noqa: B904
         if not tensors:
             return out
         result = self._record(plan, values, raw, out, extras)
@@ -306,14 +305,13 @@ class SequencePrimitive(Primitive[P]):
         super().__init__(function, **facts)
         self.checks[self.names[0]] = as_list
 
-    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         arrays, *others = self._bind(args, kwargs)
         arrays = self.checked(arrays, self.names[0])
         try:
             return self._of_length(len(arrays))(*arrays, *others)
         except FOREIGN as error:
-            raise told(self, (arrays, *others), {}, error)  # noqa: B904
+            raise explanation(self, (arrays, *others), {}, error)  # noqa: B904
 
     def _of_length(self, count: int) -> Primitive[...]:
         """The plain primitive for lists of this length; up to 64 of them are kept."""

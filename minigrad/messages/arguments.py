@@ -34,9 +34,14 @@ def as_operand(value: Any, what: str) -> Any:
         return from_lists(value)
     elif not (is_array(value) or isinstance(value, np.generic)):
         raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
-    if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
-        raise DTypeError("booleans, integers or real numbers", describe(value), complaint(value.dtype.kind))
-    return value
+    return _of_numbers(value, value, "booleans, integers or real numbers")
+
+
+def _of_numbers(array: Any, given: Any, expected: str) -> Any:
+    """``array``, made of what was ``given``, if its dtype is one of ours."""
+    if array.dtype.kind not in "biuf" and not is_bfloat16(array.dtype):
+        raise DTypeError(expected, describe(given), complaint(array.dtype.kind))
+    return array
 
 
 def plain_array(array: Any) -> Any:
@@ -62,23 +67,20 @@ def _stranger(value: Any) -> str:
 
 def from_lists(value: Any, dtype: Any = None) -> Any:
     """Nested lists of numbers as an array."""
+    expected = "numbers, or nested lists of them"
     if holds_tensors(value):
         got, hint = "a list with recorded tensors in it", "minigrad.stack makes one tensor of a list of them"
-        raise DTypeError("numbers, or nested lists of them", got, hint)
-    for part in value:
-        if isinstance(part, np.ma.MaskedArray):
-            plain_array(part)
+        raise DTypeError(expected, got, hint)
+    parts = [plain_array(part) if isinstance(part, np.ndarray) else part for part in value]
     try:
-        array = np.array(value, dtype)
+        array = np.array(parts, dtype)
     except OverflowError as error:
         raise DTypeError("numbers that the dtype holds", str(error), "choose a wider dtype") from None
     except (ValueError, TypeError) as error:
         if "inhomogeneous" in str(error):
             raise ShapeError("nested lists of equal lengths", describe(value), "pad the shorter ones") from None
-        raise DTypeError("numbers, or nested lists of them", describe(value), complaint("O")) from None
-    if array.dtype.kind not in "biuf" and not is_bfloat16(array.dtype):
-        raise DTypeError("numbers, or nested lists of them", describe(value), complaint(array.dtype.kind))
-    return array
+        raise DTypeError(expected, describe(value), complaint("O")) from None
+    return _of_numbers(array, value, expected)
 
 
 def holds_tensors(value: Any) -> bool:

@@ -25,7 +25,7 @@ from minigrad.errors import (
     MiniGradError,
     StateError,
 )
-from minigrad.messages.explain import describe, explain_methods
+from minigrad.messages.explain import describe, explain_methods, explained
 from minigrad.messages.habits import hints
 from minigrad.tensor import Handle
 from .parameter import Parameter
@@ -82,6 +82,7 @@ class Module:
         super().__init_subclass__(**options)
         explain_methods(cls, ["__init__", "forward"])  # a call with wrong arguments says what the layer takes
 
+    @explained
     def __init__(self) -> None:
         vars(self).update(training=True, _buffers={}, _path="", _hooks=[], _pre_hooks=[])
 

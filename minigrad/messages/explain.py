@@ -102,11 +102,17 @@ def describe(value: Any, limit: int = 40) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def spelled(function: Any) -> tuple[str, inspect.Signature]:
-    """The name of a function or method as its caller writes it, and its signature without ``self`` and annotations."""
+def spelled(function: Any, args: Sequence[Any]) -> tuple[str, inspect.Signature]:
+    """The name of a function or method as its caller writes it, and its signature without ``self`` and annotations.
+
+    A method goes by the class of the object it is called on, which may inherit it.
+    """
     signature = inspect.signature(function)
     parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
     name = getattr(function, "label", None) or function.__qualname__.rpartition("<locals>.")[2]
+    method = getattr(type(args[0] if args else None), function.__name__, None)
+    if getattr(method, "__wrapped__", None) is function:  # else a method of the user's calls the one it overrides
+        name = f"{type(args[0]).__name__}.{function.__name__}"
     return name.removesuffix(".__init__"), signature.replace(parameters=parameters, return_annotation=signature.empty)
 
 
@@ -133,7 +139,7 @@ def misfit(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str
 
 def wrong_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallError:
     """The error for a call that doesn't fit the signature of the function."""
-    name, signature = spelled(function)
+    name, signature = spelled(function, args)
     unknown = [key for key in kwargs if key not in signature.parameters]
     by_name = [key for key, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     hint = keyword_hint(unknown[0], by_name) if unknown else misfit(function, args, kwargs)
@@ -152,7 +158,7 @@ def explain_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
     """``error``, raised inside of ``function(*args, **kwargs)``, in terms of that call."""
     if misfit(function, args, kwargs):
         return wrong_call(function, args, kwargs)
-    whole, (name, signature) = inspect.signature(function), spelled(function)
+    whole, (name, signature) = inspect.signature(function), spelled(function, args)
     parameters, given = whole.parameters, whole.bind(*args, **kwargs).arguments
     arguments = {k: v for k, v in given.items() if k != "self" and v is not parameters[k].default}
     try:  # an argument that is at fault by itself

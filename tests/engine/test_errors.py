@@ -215,6 +215,17 @@ def test_every_method_says_its_signature() -> None:
             getattr(mg.Tensor([1.0]), name)(foo=1)
 
 
+PUBLIC = [getattr(module, name) for module in (nn, optim) for name in module.__all__]
+CLASSES = [thing for thing in PUBLIC if isinstance(thing, type) and not issubclass(thing, tuple)]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_constructors_go_by_their_public_names(kind: type) -> None:
+    """Also where a private base, which classes share, defines them."""
+    with pytest.raises((CallError, ArgumentError), match=rf"\AExpected: {kind.__name__}\((?s:.)*foo"):
+        kind(foo=1)
+
+
 def test_exceptions_of_the_user_pass_as_they_are() -> None:
     """From an operation, a layer, a transform or a hook of his own, with their cause."""
 

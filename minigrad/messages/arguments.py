@@ -33,7 +33,7 @@ def as_operand(value: Any, what: str) -> Any:
     elif isinstance(value, list | tuple | range):
         return from_lists(value)
     elif not (is_array(value) or isinstance(value, np.generic)):
-        raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
+        raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _hint_for(value))
     return _of_numbers(value, value, "booleans, integers or real numbers")
 
 
@@ -56,7 +56,7 @@ def plain_array(array: Any) -> Any:
     return np.asarray(array)
 
 
-def _stranger(value: Any) -> str:
+def _hint_for(value: Any) -> str:
     """What to do about something that is no array of ours."""
     if isinstance(value, complex):
         return complaint("c")

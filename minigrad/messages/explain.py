@@ -65,7 +65,7 @@ def explained(function: F, inside: bool = True) -> F:
         try:
             return function(*args, **kwargs)
         except FOREIGN as error:
-            if not (inside or misfit(function, args, kwargs)):
+            if not (inside or mismatch(function, args, kwargs)):
                 raise
             raise explanation(function, args, kwargs, error)  # noqa: B904
 
@@ -102,7 +102,7 @@ def describe(value: Any, limit: int = 40) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def spelled(function: Any, args: Sequence[Any]) -> tuple[str, inspect.Signature]:
+def name_and_signature(function: Any, args: Sequence[Any]) -> tuple[str, inspect.Signature]:
     """The name of a function or method as its caller writes it, and its signature without ``self`` and annotations.
 
     A method goes by the class of the object it is called on, which may inherit it.
@@ -116,7 +116,7 @@ def spelled(function: Any, args: Sequence[Any]) -> tuple[str, inspect.Signature]
     return name.removesuffix(".__init__"), signature.replace(parameters=parameters, return_annotation=signature.empty)
 
 
-def called(name: str, parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any]) -> str:
+def text_of_call(name: str, parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any]) -> str:
     """A call as it might be written: required arguments in their places, others by name."""
     parts: list[str] = []
     for key, value in arguments.items():
@@ -128,7 +128,7 @@ def called(name: str, parameters: Mapping[str, inspect.Parameter], arguments: Ma
     return f"{parts[0]}[{parts[1]}]" if name == "getitem" else f"{name}({', '.join(parts)})"
 
 
-def misfit(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def mismatch(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """What Python has against calling ``function`` so; "" where the arguments fit."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
@@ -139,10 +139,10 @@ def misfit(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str
 
 def wrong_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallError:
     """The error for a call that doesn't fit the signature of the function."""
-    name, signature = spelled(function, args)
+    name, signature = name_and_signature(function, args)
     unknown = [key for key in kwargs if key not in signature.parameters]
     by_name = [key for key, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    hint = keyword_hint(unknown[0], by_name) if unknown else misfit(function, args, kwargs)
+    hint = keyword_hint(unknown[0], by_name) if unknown else mismatch(function, args, kwargs)
     shown = args[len(args) and "self" in inspect.signature(function).parameters :]
     got = ", ".join([*map(describe, shown), *(f"{key}={describe(value)}" for key, value in kwargs.items())])
     return CallError(f"{name}{signature}", f"{name}({got})", hint)
@@ -156,9 +156,9 @@ KINDS = hints("errors of NumPy")
 
 def explain_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> MiniGradError:
     """``error``, raised inside of ``function(*args, **kwargs)``, in terms of that call."""
-    if misfit(function, args, kwargs):
+    if mismatch(function, args, kwargs):
         return wrong_call(function, args, kwargs)
-    whole, (name, signature) = inspect.signature(function), spelled(function, args)
+    whole, (name, signature) = inspect.signature(function), name_and_signature(function, args)
     parameters, given = whole.parameters, whole.bind(*args, **kwargs).arguments
     arguments = {k: v for k, v in given.items() if k != "self" and v is not parameters[k].default}
     try:  # an argument that is at fault by itself
@@ -167,7 +167,7 @@ def explain_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
                 function.checked(arguments[key], key)
     except MiniGradError as fault:
         return fault.with_traceback(None)
-    return translate(called(name, parameters, arguments), f"{name}{signature}", arguments.values(), error)
+    return translate(text_of_call(name, parameters, arguments), f"{name}{signature}", arguments.values(), error)
 
 
 def translate(call: str, takes: str, arguments: Iterable[Any], error: Exception) -> MiniGradError:

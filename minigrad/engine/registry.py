@@ -90,11 +90,11 @@ class Composite(Operation[P]):
         self.names = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        others = (*args, *kwargs.values())
-        places = itertools.chain(self.names, itertools.repeat(self.names[-1]))  # of which the last may be *arrays
-        values = [self.checked(value, name, others) for name, value in zip(places, args, strict=False)]
-        named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
         try:
+            others = (*args, *kwargs.values())
+            places = itertools.chain(self.names, itertools.repeat(self.names[-1]))  # of which the last may be *arrays
+            values = [self.checked(value, name, others) for name, value in zip(places, args, strict=False)]
+            named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
             return self.function(*values, **named)
         except FOREIGN as error:
             raise explanation(self, args, kwargs, error)  # noqa: B904

@@ -33,15 +33,10 @@ def as_operand(value: Any, what: str) -> Any:
     elif isinstance(value, list | tuple | range):
         return from_lists(value)
     elif not (is_array(value) or isinstance(value, np.generic)):
-        raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _hint_for(value))
-    return _of_numbers(value, value, "booleans, integers or real numbers")
-
-
-def _of_numbers(array: Any, given: Any, expected: str) -> Any:
-    """``array``, made of what was ``given``, if its dtype is one of ours."""
-    if array.dtype.kind not in "biuf" and not is_bfloat16(array.dtype):
-        raise DTypeError(expected, describe(given), complaint(array.dtype.kind))
-    return array
+        raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
+    if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
+        raise DTypeError("booleans, integers or real numbers", describe(value), complaint(value.dtype.kind))
+    return value
 
 
 def plain_array(array: Any) -> Any:
@@ -56,7 +51,7 @@ def plain_array(array: Any) -> Any:
     return np.asarray(array)
 
 
-def _hint_for(value: Any) -> str:
+def _stranger(value: Any) -> str:
     """What to do about something that is no array of ours."""
     if isinstance(value, complex):
         return complaint("c")
@@ -67,20 +62,23 @@ def _hint_for(value: Any) -> str:
 
 def from_lists(value: Any, dtype: Any = None) -> Any:
     """Nested lists of numbers as an array."""
-    expected = "numbers, or nested lists of them"
     if holds_tensors(value):
         got, hint = "a list with recorded tensors in it", "minigrad.stack makes one tensor of a list of them"
-        raise DTypeError(expected, got, hint)
-    parts = [plain_array(part) if isinstance(part, np.ndarray) else part for part in value]
+        raise DTypeError("numbers, or nested lists of them", got, hint)
+    for part in value:
+        if isinstance(part, np.ma.MaskedArray):
+            plain_array(part)
     try:
-        array = np.array(parts, dtype)
+        array = np.array(value, dtype)
     except OverflowError as error:
         raise DTypeError("numbers that the dtype holds", str(error), "choose a wider dtype") from None
     except (ValueError, TypeError) as error:
         if "inhomogeneous" in str(error):
             raise ShapeError("nested lists of equal lengths", describe(value), "pad the shorter ones") from None
-        raise DTypeError(expected, describe(value), complaint("O")) from None
-    return _of_numbers(array, value, expected)
+        raise DTypeError("numbers, or nested lists of them", describe(value), complaint("O")) from None
+    if array.dtype.kind not in "biuf" and not is_bfloat16(array.dtype):
+        raise DTypeError("numbers, or nested lists of them", describe(value), complaint(array.dtype.kind))
+    return array
 
 
 def holds_tensors(value: Any) -> bool:

@@ -110,9 +110,9 @@ def name_and_signature(function: Any, args: Sequence[Any]) -> tuple[str, inspect
     signature = inspect.signature(function)
     parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
     name = getattr(function, "label", None) or function.__qualname__.rpartition("<locals>.")[2]
-    method = getattr(type(args[0] if args else None), function.__name__, None)
-    if getattr(method, "__wrapped__", None) is function:  # else a method of the user's calls the one it overrides
-        name = f"{type(args[0]).__name__}.{function.__name__}"
+    word, owner = function.__name__, type(args[0] if args else None)
+    if getattr(getattr(owner, word, None), "__wrapped__", None) is function:  # not a method that the user overrides
+        name = f"{owner.__name__}.{word}"
     return name.removesuffix(".__init__"), signature.replace(parameters=parameters, return_annotation=signature.empty)
 
 

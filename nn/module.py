@@ -42,7 +42,7 @@ class HasForward(Protocol[P, R]):
     _pre_hooks: list[Any]
     _hooks: list[Any]
 
-    def _find_hidden(self) -> None: ...
+    def _find_hidden(self) -> object: ...
 
     def forward(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the module computes."""
@@ -161,16 +161,18 @@ class Module:
         while waiting:
             prefix, module = waiting.pop()
             yield prefix, module
-            waiting += [(f"{prefix}{name}.", child) for name, child in module.named_children()][::-1]
+            below = [(f"{prefix}{name}.", child) for name, child in vars(module).items() if isinstance(child, Module)]
+            waiting += below[::-1]
 
-    def _find_hidden(self) -> None:
-        """Refuse modules and parameters where no walk comes by, as in a list that grew after its assignment.
+    def _find_hidden(self) -> list[tuple[str, Module]]:
+        """The walk; refuses modules and parameters where it doesn't come by, as in a list that grew later.
 
         Attributes alone may keep them. What is an attribute of a module below this one may stand in a list besides, as
         may what this one is a part of. Called on a part of a model, it lets pass what is an attribute anywhere.
         """
         known: set[int] = set()
-        for module in self.modules():
+        walk = list(self._walk())
+        for _, module in walk:
             for name, value in _attributes(module):
                 for part in _kept_in(value):
                     known = known or set(map(id, _below(self)))
@@ -178,6 +180,7 @@ class Module:
                     if not (id(part) in known or elsewhere or any(p is self for p in _below(part))):
                         raise _hidden(name, value)
             vars(module)["_searched"] = True
+        return walk
 
     def _named_tensors(self, parameters: bool, buffers: Callable[[bool], bool]) -> Iterator[tuple[str, Tensor]]:
         """Parameters, and the buffers whose persistence is wanted, under each of their names."""
@@ -198,8 +201,14 @@ class Module:
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """All parameters, each once, as ``("layers.0.attn.q_proj.weight", parameter)``."""
-        self._find_hidden()
-        return _once(self._named_tensors(True, lambda persistent: False))
+        walk = self._find_hidden()
+        named = (
+            (prefix + name, value)
+            for prefix, module in walk
+            for name, value in list(vars(module).items())
+            if isinstance(value, Parameter)
+        )
+        return _once(named)
 
     def parameters(self) -> Iterator[Parameter]:
         """All parameters, each once, also where several layers share one."""
@@ -363,6 +372,7 @@ class Module:
 
 
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+PLAIN = {bool, int, float, str, type(None), Parameter}  # of most attributes: asked first, to be quick
 HOLDERS = (Module, Parameter, *CONTAINERS)
 HINTS = {
     **dict.fromkeys(("missing", "unexpected"), "strict=False permits names that are missing or unexpected"),
@@ -395,11 +405,12 @@ def _kept_in(value: Any) -> Iterator[Module | Parameter]:
             yield from (part for part in parts if isinstance(part, Module | Parameter))
 
 
-def _attributes(module: Module) -> Iterator[tuple[str, Any]]:
+def _attributes(module: Module) -> list[tuple[str, Any]]:
     """The containers that a module keeps; at first also what its class keeps, in tuples, since no walk looks there."""
-    yield from [(name, value) for name, value in vars(module).items() if isinstance(value, CONTAINERS) and value]
+    held = [(name, v) for name, v in vars(module).items() if type(v) not in PLAIN and isinstance(v, CONTAINERS) and v]
     for cls in () if module._searched else type(module).__mro__[:-1]:
-        yield from ((name, (value,)) for name, value in vars(cls).items() if isinstance(value, Module | Parameter))
+        held += [(name, (value,)) for name, value in vars(cls).items() if isinstance(value, Module | Parameter)]
+    return held
 
 
 def _below(value: Module | Parameter) -> list[Any]:

@@ -49,11 +49,11 @@ def within_range(x: Any, axes: tuple[int, ...], eps: float) -> tuple[Any, Any]:
 
 def inverse_rms(x: Array, eps: float, out: Array) -> None:
     """``out = 1 / √(mean(x²) + eps)`` of each row, of multiples of rows where squares leave the range of the dtype."""
-    scale = None
-    if not _mean_square(x, eps, out):
+    some, scale = eps > LOWEST[x.itemsize], None  # some: beside eps a small number need not be seen
+    if not (_mean_square(x, eps, out) and (some or out.min() > LOWEST[x.itemsize])):
         with np.errstate(over="ignore", under="ignore"):
             scale = powers_for(np.abs(x).max(axis=1, initial=0))
-            if eps > LOWEST[x.itemsize]:  # beside which a small number need not be seen
+            if some:
                 scale = np.minimum(scale, 1)
         _mean_square(x * scale[:, None], eps * scale * scale, out)
     np.sqrt(out, out=out)
@@ -64,7 +64,7 @@ def inverse_rms(x: Array, eps: float, out: Array) -> None:
 
 
 def _mean_square(x: Array, eps: Any, out: Array) -> bool:
-    """``out = mean(x²) + eps``; whether no digit was lost. NumPy looks for an overflow in any case."""
+    """``out = mean(x²) + eps``; whether nothing overflowed. NumPy looks for that in any case."""
     fine = True
     try:
         with np.errstate(over="raise", under="ignore"):
@@ -73,31 +73,40 @@ def _mean_square(x: Array, eps: Any, out: Array) -> bool:
         fine = False
     out /= max(x.shape[1], 1)
     out += eps
-    return fine and bool(np.ndim(eps) or eps > LOWEST[x.itemsize] or out.min() > LOWEST[x.itemsize])
+    return fine
 
 
-def normalize(x: Array, weight: Array | None, inverse: Array, out: Array) -> None:
+def has_cubes(inverse: Array) -> bool:
+    """Whether the cube of every number is in the range of the dtype."""
+    limit = LIMIT[inverse.itemsize]
+    return bool(1 / limit <= inverse.min(initial=limit) and inverse.max(initial=1 / limit) <= limit)
+
+
+def normalize(x: Array, weight: Array | None, inverse: Array, out: Array, finite: bool = False) -> None:
     """``out = x · inverse · weight``; a weight of None is 1.
 
-    Without an eps the inverse of a row of the smallest numbers may be infinite, which x times it is not.
+    Without an eps the inverse of a row of the smallest numbers may be infinite, which x times it is not. ``finite``
+    says that none is. So does a caller that knows it of all tiles: between two threads, looking at a tile costs more.
     """
-    if (far := np.isinf(inverse)).any():
+    far = None if finite or np.fmax.reduce(inverse, initial=0) < np.inf else np.isinf(inverse)
+    if far is not None:
         rows, inverse = x[far] * LIMIT[x.itemsize] ** 3, np.where(far, 1, inverse)
         rows /= np.sqrt(np.vecdot(rows, rows) / x.shape[1])[:, None]
     np.multiply(x, inverse[:, None], out=out)
-    if far.any():
+    if far is not None:
         out[far] = rows
     if weight is not None:
         out *= weight
 
 
-def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: Array | None) -> Array:
+def normalize_backward(
+    g: Array, x: Array, weight: Array, inverse: Array, out: Array | None, in_range: bool
+) -> Array:
     """Write the gradient of x to ``out``, which may be ``g`` itself, and return the gradient of the weight.
 
-    With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r.
+    With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r. ``in_range``: see has_cubes.
     """
-    limit = LIMIT[x.itemsize]
-    if 1 / limit <= np.minimum.reduce(inverse) <= np.maximum.reduce(inverse) <= limit:
+    if in_range:
         return _backward_in_range(g, x, weight, inverse, out)
     scale, size = power_of_two(inverse), power_of_two(np.abs(weight).max(initial=0))  # the cube, or g x, may overflow
     share = _backward_in_range(g, x * scale[:, None], weight / size, inverse / scale, out)
@@ -134,6 +143,7 @@ class NormedRows:
         self.weight = None if weight is None else np.ascontiguousarray(weight, work)
         self.eps = eps
         self.inverse = np.empty(0 if weight is None else len(self.rows), work) if inverse is None else inverse
+        self.in_range = eps > LOWEST[self.rows.itemsize] if inverse is None else has_cubes(inverse)
         self.shares: dict[int, Array] = {}  # what each tile adds to the gradient of the weight
 
     def tile(self, a: int, b: int) -> Array:
@@ -143,7 +153,7 @@ class NormedRows:
             return x
         out = scratch(x.shape, x.dtype, "normed rows")
         inverse_rms(x, self.eps, self.inverse[a:b])
-        normalize(x, self.weight, self.inverse[a:b], out)
+        normalize(x, self.weight, self.inverse[a:b], out, self.in_range)
         return out
 
     def buffer(self, a: int, b: int) -> Array:
@@ -154,12 +164,13 @@ class NormedRows:
     def write(self, a: int, b: int, out: Array) -> None:
         """Write the rows of a tile to ``out``, a part of a buffer."""
         if self.weight is not None:
-            normalize(self.rows[a:b], self.weight, self.inverse[a:b], out)
+            normalize(self.rows[a:b], self.weight, self.inverse[a:b], out, self.in_range)
 
     def backward(self, a: int, b: int, g: Array) -> None:
         """Turn the gradient of a tile's rows into the gradient of x, in place."""
         if self.weight is not None:
-            self.shares[a] = normalize_backward(g, self.rows[a:b], self.weight, self.inverse[a:b], g)
+            tile = self.rows[a:b], self.weight, self.inverse[a:b]
+            self.shares[a] = normalize_backward(g, *tile, g, self.in_range)
 
     def weight_gradient(self) -> Array:
         """The gradient of the weight, after ``backward`` of all tiles."""

@@ -9,7 +9,7 @@ import numpy as np
 from minigrad.backend import Array, Shape, accumulator, cast_to
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
-from minigrad.kernels.normed_rows import inverse_rms, normalize, normalize_backward, within_range
+from minigrad.kernels.normed_rows import has_cubes, inverse_rms, normalize, normalize_backward, within_range
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
 from minigrad.ops import astype, mean, sqrt
 
@@ -68,9 +68,11 @@ def _backward(
     gx = np.empty(x.shape, work)
     result = matrix_of(gx, axes)
     shares: dict[int, Array] = {}
+    in_range = has_cubes(inverse)
 
     def body(a: int, b: int) -> None:
-        shares[a] = normalize_backward(up[a:b], rows[a:b], scale, inverse[a:b], result[a:b] if needs[0] else None)
+        out = result[a:b] if needs[0] else None
+        shares[a] = normalize_backward(up[a:b], rows[a:b], scale, inverse[a:b], out, in_range)
 
     over_rows(body, rows, arrays=4, ns=2.0)
     gweight = cast_to(total(shares, scale), weight.dtype).reshape(weight.shape) if needs[1] else None

@@ -22,12 +22,12 @@ def logistic(x: Array, out: Array, rest: Array | None = None) -> None:
     ``rest``, if it is given, becomes 1 - out with all its digits. Neither may be ``x``.
     """
     e, low = out if rest is None else rest, None
-    limits = np.finfo(x.dtype)
     with np.errstate(over="raise", under="ignore"):
         np.negative(x, out=e)
         try:
             np.exp(e, out=e)
         except FloatingPointError:  # e is written all the same
+            limits = np.finfo(x.dtype)
             low = np.flatnonzero(np.isinf(e) & (x > math.log(limits.smallest_subnormal)))
         np.add(e, 1, out=out)
         np.divide(1, out, out=out)
@@ -36,9 +36,9 @@ def logistic(x: Array, out: Array, rest: Array | None = None) -> None:
                 np.minimum(rest, limits.max, out=rest)
             rest *= out
         if low is not None and low.size:
-            out[low] = np.exp(x[low])
+            out.put(low, np.exp(x.take(low)))
             if rest is not None:
-                rest[low] = 1
+                rest.put(low, 1)
 
 
 def _flat(x: Any, shape: tuple[int, ...], work: Any) -> Array:
@@ -100,14 +100,14 @@ def slope(x: Array, sigma: Array, silu: Array, out: Array) -> None:
     """
     high: Any = None
     if np.fmax.reduce(x, axis=None, initial=0) > HIGH:
-        high = np.nonzero(x > HIGH)
-        far, one = x[high], sigma[high]
+        high = np.flatnonzero(x > HIGH)  # some 20 times as fast as np.nonzero of a matrix
+        far, one = x.take(high), sigma.take(high)
         exact = one * (1 + far * np.exp(-far) * one)
     np.subtract(x, silu, out=out)
     out += 1
     out *= sigma
     if high is not None:
-        out[high] = exact
+        out.put(high, exact)
 
 
 def _torch(t: Any, gate: Any, up: Any) -> Any:

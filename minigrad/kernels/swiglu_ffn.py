@@ -22,7 +22,7 @@ from minigrad.kernels.normed_rows import NormedRows, check_norm, rounded_gradien
 from minigrad.kernels.products import TILE_NUMBERS, add_product, add_products, over_products, tile_rows
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of
-from minigrad.kernels.swiglu import logistic, slope, swiglu
+from minigrad.kernels.swiglu import logistic, swiglu
 from minigrad.machine.parallel import scratch
 
 CHUNK = 4 * TILE_NUMBERS  # numbers of a hidden array whose gradients exist at once: for good products, in the L3 cache
@@ -147,10 +147,10 @@ def _through_units(
     hidden, dgate, dup = np.empty((3, *shape), work)
 
     def units(a: int, b: int) -> tuple[Array, Array]:
-        """Gate and up of a tile; if they are computed again, where their gradients will be written."""
+        """Gate and up of a tile; if they are computed again, where the units and the gradient of up will be written."""
         if len(gate):
             return gate[start + a : start + b], up[start + a : start + b]
-        return np.matmul(n[a:b], w1.T, out=dgate[a:b]), np.matmul(n[a:b], w3.T, out=dup[a:b])
+        return np.matmul(n[a:b], w1.T, out=hidden[a:b]), np.matmul(n[a:b], w3.T, out=dup[a:b])
 
     def body(a: int, b: int) -> None:
         dh, sigma = (scratch((b - a, len(w1)), work, key) for key in ("rows", "more rows"))
@@ -158,10 +158,11 @@ def _through_units(
         source.write(tile.start, tile.stop, n[a:b])
         x, y = units(a, b)
         np.matmul(g[tile], w2, out=dh)
-        logistic(x, out=sigma)
+        logistic(x, out=sigma, rest=dg)
         with np.errstate(under="ignore"):
             silu = np.multiply(x, sigma, out=h)
-            slope(x, sigma, silu, out=dg)
+            dg *= silu  # silu'(x) = σ + silu(x) (1 - σ)
+            dg += sigma
             dg *= np.multiply(dh, y, out=sigma)
             dh *= silu
             h *= y

@@ -180,7 +180,7 @@ def _forward_tile(
     """Σ E and E v of a tile's rows; in the careful way if there is a shift."""
     queries, keys, values, scale = read
     sums = np.zeros(queries.shape[:-1], queries.dtype)
-    means = np.zeros((*sums.shape, values.shape[-1]), sums.dtype)
+    means = (np.empty if blocks else np.zeros)((*sums.shape, values.shape[-1]), sums.dtype)
     for block in blocks:
         weights = call.exponentials(call.scores(at, block, queries, keys, scale), block, shift)
         sums += np.matmul(weights, np.ones(weights.shape[-1], weights.dtype))
@@ -226,8 +226,8 @@ def _add(out: Array, weights: Array, x: Array, fresh: bool, careful: bool) -> No
 
     If careful, a weight of 0 takes nothing from a number that is not finite, where 0 · ∞ would be NaN.
     """
-    finite = np.isfinite(x) if careful else np.True_
-    if finite.all():
+    finite = np.isfinite(x) if careful else None
+    if finite is None or finite.all():
         add_product(out, weights, x, fresh)
         return
     add_product(out, weights, np.where(finite, x, 0), fresh)
@@ -252,11 +252,16 @@ def _backward(
     gmask = np.zeros(call.mask.shape, wide) if needs[3] and call.mask is not None else None
     form = (*call.rows, v.shape[-1])
     read, write = (g.reshape(form), out.reshape(form), _reciprocal(total), shift), (gq_view, gk_view, gv_view, gmask)
-    body = _backward_at_once if call.at_once() else _backward_tiles
-    tasks = [partial(_backward_group, body, call, *at, read, write) for at in call.groups()]
-    with blas_threads(1):
-        run(tasks, 0 if needs[3] else call.nanoseconds(5))  # one by one where all add to the gradient of one mask
-    if not tasks:
+    body, groups = _backward_at_once if call.at_once() else _backward_tiles, call.groups()
+    # A hidden number that does harm shows in the gradient of q; then all is computed again in the careful way. That way
+    # is taken at once where a mask has a gradient: what was added to it can't be taken back.
+    with blas_threads(1), np.errstate(all="ignore"):
+        for careful in (gmask is not None, True):
+            tasks = [partial(_quietly, body, call, *at, read, write, careful) for at in groups]
+            run(tasks, 0 if needs[3] else call.nanoseconds(5))  # one by one where all add to the gradient of one mask
+            if careful or np.isfinite(gq.sum()):
+                break
+    if not groups:
         gk.fill(0)
         gv.fill(0)
     if gmask is not None:
@@ -264,25 +269,16 @@ def _backward(
     return _fit(gq, q), _fit(gk, k), _fit(gv, v), gmask
 
 
-def _backward_group(
-    body: Callable[..., None], call: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...]
-) -> None:
-    """The gradients of some heads, from g, out, 1/total and shift; written to gq, gk and gv, added to gmask.
-
-    A hidden number that does harm shows in the gradient of q. Then all is computed again in the careful way. That way
-    is taken at once where a mask has a gradient, since what was added to it can't be taken back.
-    """
-    careful = write[3] is not None
+def _quietly(body: Callable[..., None], *arguments: Any) -> None:
+    """Call ``body``, in a thread that NumPy's settings must reach."""
     with np.errstate(all="ignore"):
-        body(call, n, h, read, write, careful)
-        if not careful and not np.isfinite(write[0][n, h].sum()):
-            body(call, n, h, read, write, True)
+        body(*arguments)
 
 
 def _backward_tiles(
     call: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...], careful: bool
 ) -> None:
-    """The same in tiles."""
+    """The gradients of some heads, from g, out, 1/total and shift; written to gq, gk and gv, added to gmask."""
     (g, out, inverse, shift), (gq, gk, gv, gmask) = read, write
     wide, k, v = call.q.dtype, call.k[n, h], call.v[n, h]
     keys = np.multiply(k, call.scale, out=scratch(k.shape, wide, "attention keys"))

@@ -99,9 +99,7 @@ def normalize(x: Array, weight: Array | None, inverse: Array, out: Array, finite
         out *= weight
 
 
-def normalize_backward(
-    g: Array, x: Array, weight: Array, inverse: Array, out: Array | None, in_range: bool
-) -> Array:
+def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: Array | None, in_range: bool) -> Array:
     """Write the gradient of x to ``out``, which may be ``g`` itself, and return the gradient of the weight.
 
     With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r. ``in_range``: see has_cubes.

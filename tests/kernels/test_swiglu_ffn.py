@@ -117,3 +117,15 @@ def test_shapes_that_do_not_fit(wrong):
     args[wrong] = np.ones((7, 8))
     with pytest.raises(ShapeError, match="w1 and w3"):
         swiglu_ffn(*args)
+
+
+def test_each_gate_far_below_zero_has_its_own_exponential():
+    """Where e^-x overflows σ is e^x, at its own place in a matrix: rows x silu(x), beside a column of gates that are 0."""
+    x = np.linspace(-105, 105, 211, dtype=np.float32)
+    args = [x[:, None], np.float32([[0], [1]]), np.float32([[1], [1]]), np.float32([[0, 1]])]
+    value, grads = derived(swiglu_ffn, args)
+    x = x.astype(np.float64)
+    sigma = 1 / (1 + np.exp(-x))
+    slope = sigma * (1 + x / (1 + np.exp(x)))
+    np.testing.assert_allclose(value[:, 0], x * x * sigma, rtol=1e-5, atol=1e-40)
+    np.testing.assert_allclose(grads[0][:, 0], x * slope + x * sigma, rtol=1e-5, atol=1e-40)

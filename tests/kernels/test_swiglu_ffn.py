@@ -120,7 +120,7 @@ def test_shapes_that_do_not_fit(wrong):
 
 
 def test_each_gate_far_below_zero_has_its_own_exponential():
-    """Where e^-x overflows σ is e^x, at its own place in a matrix: rows x silu(x), beside a column of gates that are 0."""
+    """Where e^-x overflows σ is e^x, at its own place in a matrix: x silu(x), beside gates that are 0."""
     x = np.linspace(-105, 105, 211, dtype=np.float32)
     args = [x[:, None], np.float32([[0], [1]]), np.float32([[1], [1]]), np.float32([[0, 1]])]
     value, grads = derived(swiglu_ffn, args)

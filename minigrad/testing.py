@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from minigrad.backend import DType, array_of, device_of, is_array, is_floating, to_numpy
-from minigrad.engine.backward import grad
 from minigrad.engine.core import Primitive
 from minigrad.engine.registry import Operation, Sample, sample
 from minigrad.errors import ArgumentError, CallError, DTypeError, GradientError
+from minigrad.functional import grad
 from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
 

@@ -564,13 +564,13 @@ def hessian(fn: Function, /, *args: Any, argnums: Argnums = None, **kwargs: Any)
      [ 0. 12.]]
     """
     if not args:
-        places = 0 if argnums is None else argnums
-        return _named("Hessian", fn)(
-            lambda *args, **named: hessian(fn, *_some(args), argnums=places, **kwargs, **named)
-        )
+        first = 0 if argnums is None else argnums
+
+        @_named("Hessian", fn)
+        def transformed(*args: Any, **named: Any) -> Any:
+            return hessian(fn, *_some(args, "hessian"), argnums=first, **kwargs, **named)
+
+        return transformed
     every = tuple(range(len(args))) if len(args) > 1 else 0
     places = every if argnums is None else argnums
-    slope = value_and_grad(fn, places)
-    return jacobian(
-        lambda *values, **named: slope(*values, **named)[1], *args, mode="reverse", argnums=places, **kwargs
-    )
+    return jacobian(_gradient(fn, places, False), *args, mode="reverse", argnums=places, **kwargs)

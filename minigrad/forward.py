@@ -7,6 +7,8 @@ The tangent of a result is ``Σ J t`` over the arguments. What is J t of a primi
 - Where ``defjvp`` gave a rule, that rule; for a kernel its definition, walked in the same way.
 - Else the reverse rule is taken twice: ``u -> uᵀ J`` is linear in u, and the gradient of ``uᵀ J t`` by u is ``J t``.
 
+Many tangents go in one walk, in a stack, under the same facts as the rows of ``minigrad/rows.py``.
+
 Rules and primitives run on Tensors where the products are to be differentiated again, on arrays where not.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from minigrad.engine.fused import Fused
 from minigrad.engine.plan import FACTS, argument_and_fact
 from minigrad.engine.recording import Setting, enable_grad
 from minigrad.instruments.observe import Instrument, node_of
+from minigrad.rows import MATMUL, SHIFTED, left_products, right_products, stacked
 from minigrad.tensor import Tensor
 
 
@@ -48,90 +51,142 @@ class Calls(Instrument):
             self.arguments[node], self.results[node] = arguments, out
 
 
-def products(outs: Sequence[Any], tangents: Mapping[Any, Any], calls: Calls, create_graph: bool) -> list[Any]:
+def products(
+    outs: Sequence[Any], tangents: Mapping[Any, Any], calls: Calls, create_graph: bool, count: int | None = None
+) -> list[Any]:
     """``J t`` for each Tensor of ``outs``, of the tangents of edges; None where it depends on none of them.
 
-    They are arrays, or with ``create_graph`` recorded Tensors. ``calls`` was at work when the graph was recorded.
+    They are arrays, or with ``create_graph`` recorded Tensors. ``calls`` was at work when the graph was recorded. With
+    ``count`` each tangent is a stack of so many, along a first axis, and so is each product.
     """
     roots = [out.node or out for out in outs]
-    moved: dict[Any, Any] = {edge: _plain(t, create_graph) for edge, t in tangents.items()}
+    moved: dict[Any, Any] = {edge: t if create_graph else array_of(t) for edge, t in tangents.items()}
     with Setting(recording=create_graph, autocast=None):
         for node in sorted(nodes_behind(roots, lambda node: node in tangents), key=lambda n: n.number):
             given = [moved.get(edge) for edge in node.parents or ()]
             if node.parents is None or any(t is not None for t in given):
                 node.check()
-                moved[node] = _pushed(node, given, calls, create_graph)
+                moved[node] = _Step(node, calls, create_graph, count).pushed(given)
     return [moved.get(root) for root in roots]
 
 
-def _plain(t: Any, create_graph: bool) -> Any:
-    return t if create_graph else array_of(t)
+class _Step(NamedTuple):
+    """How tangents pass one node: singly, or so ``many`` of them in a stack."""
 
+    node: Node
+    calls: Calls
+    create_graph: bool
+    many: int | None
 
-def _pushed(node: Node, given: list[Any], calls: Calls, create_graph: bool) -> Any:
-    """The tangent of the result of a node, a tuple where it has several, from those of its parents."""
-    primitive = node.primitive
-    if primitive is core._pick:
-        place, _ = node.residuals
-        return given[0][place]
-    if isinstance(primitive, Fused):
-        return _by_definition(node, given, create_graph)
-    if primitive.elementwise:
-        return _in_shape(node, _sum(_elementwise(node, given, create_graph)))
-    known = node in calls.arguments
-    ruled = {declared.positions[0]: declared for declared in primitive.forward_rules if known}
-    if primitive.linear and known:
-        return _in_shape(node, _sum(_linear(node, given, calls.arguments[node], create_graph)))
-    places = zip(node.plan.wrt, given, strict=True)
-    total = [_by_rule(ruled[i], node, t, calls, create_graph) for i, t in places if i in ruled and t is not None]
-    rest = [None if i in ruled else t for i, t in zip(node.plan.wrt, given, strict=True)]
-    if any(t is not None for t in rest):
-        total.append(_twice_reversed(node, rest, create_graph))
-    return _in_shape(node, _sum(iter(total)))
+    def pushed(self, given: Sequence[Any]) -> Any:
+        """The tangent of the result, a tuple where there are several, from those of the parents."""
+        node, primitive = self.node, self.node.primitive
+        if primitive is core._pick:
+            return given[0][node.residuals[0]]
+        if isinstance(primitive, Fused):
+            return _by_definition(node, given, self.create_graph, self.many)
+        if primitive.elementwise:
+            spread = [None if t is None else self.spread(t, node.shape, node.dtype) for t in given]
+            return self.in_shape(_sum(_elementwise(node, spread, self.create_graph)))
+        if self.many is not None:
+            found = _stack_of_linear(self, given)
+            return self.one_by_one(given) if found is None else self.in_shape(found)
+        known = node in self.calls.arguments
+        if primitive.linear and known:
+            return self.in_shape(_sum(_linear(self, given)))
+        ruled = {declared.positions[0]: declared for declared in primitive.forward_rules if known}
+        pairs = list(zip(node.plan.wrt, given, strict=True))
+        total = [_by_rule(self, ruled[i], t) for i, t in pairs if i in ruled and t is not None]
+        rest = [None if i in ruled else t for i, t in pairs]
+        if any(t is not None for t in rest):
+            total.append(_twice_reversed(node, rest, self.create_graph))
+        return self.in_shape(_sum(iter(total)))
+
+    def one_by_one(self, given: Sequence[Any]) -> Any:
+        """The products with a stack of tangents, each made by itself."""
+        alone, whole = self._replace(many=None), type(self.node.dtype) is tuple
+        found = [alone.pushed([None if t is None else t[k] for t in given]) for k in range(self.many or 0)]
+        return tuple(stacked(rows) for rows in zip(*found, strict=True)) if whole else stacked(found)
+
+    def in_shape(self, t: Any) -> Any:
+        """``t`` in the shape and dtype of the node's result."""
+        node = self.node
+        if type(node.dtype) is tuple:
+            return tuple(self.spread(part, *facts) for part, *facts in zip(t, node.shape, node.dtype, strict=True))
+        return self.spread(t, node.shape, node.dtype)
+
+    def spread(self, t: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        """``t`` repeated until it has the shape, that of each of a stack, and in the dtype."""
+        if self.many is not None:
+            missing = len(shape) + 1 - t.ndim
+            shape = (self.many, *shape)
+            t = ops.reshape(t, (t.shape[0], *(1,) * missing, *t.shape[1:])) if missing > 0 else t
+        t = t if np.shape(t) == shape else ops.broadcast_to(t, shape)
+        return t if t.dtype == dtype else t.astype(dtype)
 
 
 def _sum(terms: Iterator[Any]) -> Any:
     total = next(terms)
     for term in terms:
-        pairs = type(term) is tuple
-        total = tuple(a + b for a, b in zip(total, term, strict=True)) if pairs else total + term
+        whole = type(term) is tuple
+        total = tuple(a + b for a, b in zip(total, term, strict=True)) if whole else total + term
     return total
 
 
-def _in_shape(node: Node, t: Any) -> Any:
-    """``t`` in the shape and dtype of the node's result."""
-    if type(node.dtype) is tuple:
-        return tuple(_like(part, *facts) for part, *facts in zip(t, node.shape, node.dtype, strict=True))
-    return _like(t, node.shape, node.dtype)
-
-
-def _like(t: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    t = t if np.shape(t) == shape else ops.broadcast_to(t, shape)
-    return t if t.dtype == dtype else t.astype(dtype)
-
-
-def _elementwise(node: Node, given: list[Any], create_graph: bool) -> Iterator[Any]:
+def _elementwise(node: Node, given: Sequence[Any], create_graph: bool) -> Iterator[Any]:
     """Each reverse rule applied to the tangent of its argument."""
     residuals, rest = node.primitive.rewrap(node) if create_graph else node.residuals, iter(given)
     for rule, where, picks in node.plan.calls:
         for k in (None,) if picks is None else picks:
             t = next(rest)
             if t is not None:
-                found = rule(_like(t, node.shape, node.dtype), *[residuals[place] for place in where])
+                found = rule(t, *[residuals[place] for place in where])
                 yield found if k is None else found[k]
 
 
-def _linear(node: Node, given: list[Any], arguments: list[Any], create_graph: bool) -> Iterator[Any]:
+def _linear(step: _Step, given: Sequence[Any]) -> Iterator[Any]:
     """The primitive applied to the tangents, each in the place of its argument."""
+    node, arguments = step.node, step.calls.arguments[step.node]
     tangents = dict(zip(node.plan.wrt, given, strict=True))
     moving = [i for i, t in tangents.items() if t is not None]
     if node.primitive.linear == "each":
-        values = [_as_recorded(node, i, value) if create_graph else value for i, value in enumerate(arguments)]
+        values = [_as_recorded(node, i, value) if step.create_graph else value for i, value in enumerate(arguments)]
         yield from (node.primitive(*[tangents[i] if k == i else v for k, v in enumerate(values)]) for i in moving)
         return
     ruled = {i for declared in node.primitive.rules for i in declared.positions}
     still = [v if i not in ruled else _zeros(v) if is_array(v) else 0.0 for i, v in enumerate(arguments)]
     yield node.primitive(*[tangents[i] if i in moving else v for i, v in enumerate(still)])
+
+
+def _stack_of_linear(step: _Step, given: Sequence[Any]) -> Any:
+    """A linear primitive applied to stacks of tangents; None where it isn't, or takes none."""
+    node, primitive = step.node, step.node.primitive
+    if node not in step.calls.arguments:
+        return None
+    arguments = step.calls.arguments[node]
+    if primitive is MATMUL:
+        values = [_as_recorded(node, i, value) if step.create_graph else value for i, value in enumerate(arguments)]
+        pairs = zip(node.plan.wrt, given, strict=True)
+        sides = (left_products, right_products)
+        return _sum(sides[i](t, values[1 - i], np.ndim(arguments[i])) for i, t in pairs if t is not None)
+    if not (primitive.stacks and primitive.linear == "jointly"):
+        return None
+    ruled = {i for declared in primitive.rules for i in declared.positions}
+    ndim = max(np.ndim(arguments[i]) for i in ruled)
+    tangents = dict(zip(node.plan.wrt, given, strict=True))
+
+    def stack_of(i: int, value: Any) -> Any:
+        if i not in ruled:
+            name = primitive.names[i]
+            shifted = SHIFTED[name](value, node, ndim) if name in SHIFTED else value
+            return (step.many, *node.shape) if name == "shape" else shifted
+        t = tangents.get(i)
+        return array_module(value).zeros((step.many, *np.shape(value)), node.dtype) if t is None else t
+
+    try:
+        return primitive(*[stack_of(i, value) for i, value in enumerate(arguments)])
+    except LookupError:
+        return None
 
 
 def _as_recorded(node: Node, position: int, value: Any) -> Any:
@@ -140,8 +195,9 @@ def _as_recorded(node: Node, position: int, value: Any) -> Any:
     return again(value, node.parents[wrt.index(position)], ()) if position in wrt else value
 
 
-def _by_rule(declared: Any, node: Node, t: Any, calls: Calls, create_graph: bool) -> Any:
+def _by_rule(step: _Step, declared: Any, t: Any) -> Any:
     """A rule of ``defjvp``, applied to the tangent of its argument and to what it reads."""
+    node, calls, create_graph, _ = step
     arguments, positions = calls.arguments[node], node.primitive.position
 
     def value(name: str) -> Any:
@@ -156,17 +212,17 @@ def _by_rule(declared: Any, node: Node, t: Any, calls: Calls, create_graph: bool
     return declared.rule(t, *map(value, declared.reads))
 
 
-def _by_definition(node: Node, given: list[Any], create_graph: bool) -> Any:
+def _by_definition(node: Node, given: Sequence[Any], create_graph: bool, count: int | None) -> Any:
     """The definition of a kernel is recorded at its arguments and walked upwards."""
     with Setting(recording=True), Calls() as calls:
         inputs, outs = node.primitive.expanded(node)
         tangents = {x.node: t for x, t in zip(inputs, given, strict=True) if t is not None}
-    found = products(outs, tangents, calls, create_graph)
-    full = [_zeros(out) if t is None else t for t, out in zip(found, outs, strict=True)]
+    found = products(outs, tangents, calls, create_graph, count)
+    full = [_zeros(out, count) if t is None else t for t, out in zip(found, outs, strict=True)]
     return tuple(full) if type(node.dtype) is tuple else full[0]
 
 
-def _twice_reversed(node: Node, given: list[Any], create_graph: bool) -> Any:
+def _twice_reversed(node: Node, given: Sequence[Any], create_graph: bool) -> Any:
     """The gradient of ``uᵀ J t`` by u, for a u that has no influence since ``uᵀ J`` is linear in it."""
     several = type(node.dtype) is tuple
     facts = list(zip(node.shape, node.dtype, strict=True)) if several else [(node.shape, node.dtype)]
@@ -179,10 +235,13 @@ def _twice_reversed(node: Node, given: list[Any], create_graph: bool) -> Any:
     pairs = [(p, t) for p, t in zip(pulled, given, strict=True) if t is not None and getattr(p, "requires_grad", False)]
     inputs = [part for part in u if part.requires_grad]
     found = gradients([p for p, _ in pairs], inputs, [t for _, t in pairs], True, create_graph)
-    rest = iter([_zeros(x) if f is None else _plain(f, create_graph) for f, x in zip(found, inputs, strict=True)])
+    rest = iter(
+        [_zeros(x) if f is None else f if create_graph else array_of(f) for f, x in zip(found, inputs, strict=True)]
+    )
     full = [next(rest) if part.requires_grad else _zeros(part) for part in u]
     return tuple(full) if several else full[0]
 
 
-def _zeros(like: Any) -> Any:
-    return array_module(array_of(like)).zeros(like.shape, like.dtype)
+def _zeros(like: Any, count: int | None = None) -> Any:
+    lead = () if count is None else (count,)
+    return array_module(array_of(like)).zeros((*lead, *like.shape), like.dtype)

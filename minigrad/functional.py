@@ -30,7 +30,7 @@ from minigrad.errors import ArgumentError, CallError, DTypeError, GraphError, Sh
 from minigrad.forward import Calls, products
 from minigrad.messages.arguments import as_int
 from minigrad.messages.explain import describe, explained
-from minigrad.rows import pull_rows, rows_at_once
+from minigrad.rows import at_once, pull_rows
 from minigrad.tensor import Tensor, TensorLike
 from minigrad.trees import filled, is_leaf, leaves, matched, parts
 
@@ -504,7 +504,7 @@ def _by_rows(call: _Call, out: Tensor) -> list[Tensor]:
     """The blocks of one result by each variable, from reverse passes."""
     if not out.requires_grad:
         return [_block(out, v) for v in call.variables]
-    xp, most = array_module(out.data), rows_at_once(out)
+    xp, most = array_module(out.data), at_once([out], hooks=True)
     found: list[list[Any]] = [[] for _ in call.variables]
     for start in range(0, out.size, most):
         count = min(most, out.size - start)
@@ -519,30 +519,31 @@ def _by_rows(call: _Call, out: Tensor) -> list[Tensor]:
     return [_block(out, v, pieces) for v, pieces in zip(call.variables, found, strict=True)]
 
 
-def _block(out: Tensor, variable: Tensor, pieces: Sequence[Any] = ()) -> Tensor:
+def _block(out: Tensor, variable: Tensor, pieces: Sequence[Any] = (), axis: int = 0) -> Tensor:
     shape = out.shape + variable.shape
     if not pieces:
         return Tensor._wrap(array_module(variable.data).zeros(shape, variable.dtype))
-    whole = pieces[0] if len(pieces) == 1 else ops.concatenate(list(pieces))
+    whole = pieces[0] if len(pieces) == 1 else ops.concatenate(list(pieces), axis)
     whole = ops.reshape(whole, shape)
     return whole if isinstance(whole, Tensor) else Tensor._wrap(array_module(whole).array(whole))
 
 
 def _by_columns(call: _Call, calls: Calls) -> list[list[Tensor]]:
-    """For each result its blocks by each variable, from forward passes, one for each element of the variables."""
+    """For each result its blocks by each variable, from forward passes, each with the columns of many elements."""
     blocks: list[list[Tensor]] = [[] for _ in call.outs]
-    for k, variable in enumerate(call.variables):
-        columns: list[list[Tensor]] = [[] for _ in call.outs]
-        for place in range(variable.size):
-            unit = array_module(variable.data).zeros(variable.size, variable.dtype)
-            unit[place] = 1
-            t = [_zeros_like(v) for v in call.variables]
-            t[k] = Tensor._wrap(unit.reshape(variable.shape))
-            for column, product in zip(columns, _pushed(call, t, calls), strict=True):
-                column.append(product)
-        for block, out, column in zip(blocks, call.outs, columns, strict=True):
-            whole = ops.reshape(ops.stack(column, out.ndim), out.shape + variable.shape) if column else None
-            block.append(_block(out, variable) if whole is None else asarray(whole))
+    most = at_once(call.outs, hooks=False)
+    for variable in call.variables:
+        columns: list[list[Any]] = [[] for _ in call.outs]
+        xp = array_module(variable.data)
+        for start in range(0, variable.size, most):
+            count = min(most, variable.size - start)
+            units = xp.eye(count, variable.size, start, dtype=variable.dtype).reshape(count, *variable.shape)
+            tangents = {variable.node or variable: Tensor._wrap(units)}
+            found = products(call.outs, tangents, calls, call.nested, count)
+            for column, product, out in zip(columns, found, call.outs, strict=True):
+                column.append(xp.zeros((count, *out.shape), out.dtype) if product is None else product)
+        for block, out, pieces in zip(blocks, call.outs, columns, strict=True):
+            block.append(_block(out, variable, [ops.moveaxis(piece, 0, -1) for piece in pieces], axis=-1))
     return blocks
 
 

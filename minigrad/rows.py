@@ -40,13 +40,13 @@ def pull_rows(out: Any, variables: Sequence[Any], rows: Any, create_graph: bool)
     return [work.found.get(edge) for edge in edges]
 
 
-def rows_at_once(out: Any) -> int:
-    """How many rows go into one pass; 1 where hooks wait for single gradients, 0 where nothing is recorded."""
-    nodes = nodes_behind([out.node], lambda node: False)
-    if any(edge._hooks for node in nodes for edge in (node, *(node.parents or ()))):
+def at_once(outs: Sequence[Any], hooks: bool) -> int:
+    """How many rows or columns go into one pass; 1 where ``hooks`` of the graph wait for single gradients."""
+    nodes = nodes_behind([out.node for out in outs], lambda node: False)
+    if hooks and any(edge._hooks for node in nodes for edge in (node, *(node.parents or ()))):
         return 1
-    sizes = [np.prod(node.shape) for node in nodes if type(node.dtype) is not tuple]
-    return max(1, int(LARGEST // max(1, *sizes))) if sizes else 1
+    sizes = [math.prod(node.shape) for node in nodes if type(node.dtype) is not tuple]
+    return max(1, LARGEST // int(max([1, *sizes])))
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ class Rows(Pass):
         """The gradients of a primitive whose rules take no rows."""
         each = [tuple(part[k] for part in g) if type(g) is tuple else g[k] for k in range(self.count)]
         rows = [node.primitive.run_rules(node, part, self.create_graph) for part in each]
-        return [None if found[0] is None else _stack(found) for found in zip(*rows, strict=True)]
+        return [None if found[0] is None else stacked(found) for found in zip(*rows, strict=True)]
 
     def fitted(self, g: Any, edge: Any, elementwise: bool) -> Any:
         """``g`` in the shape and dtype of ``edge``, with the axis of rows in front."""
@@ -111,7 +111,8 @@ class Rows(Pass):
         return g if g.dtype == edge.dtype else g.astype(edge.dtype)
 
 
-def _stack(found: Sequence[Any]) -> Any:
+def stacked(found: Sequence[Any]) -> Any:
+    """Arrays or Tensors of one shape along a new first axis."""
     if any(isinstance(row, Tensor) for row in found):
         return ops.stack(list(found))
     return array_module(found[0]).stack(found)
@@ -220,3 +221,25 @@ def _without_repeats(g: Any, matrix: tuple[int, ...], shape: tuple[int, ...]) ->
     rows = g.shape[0]
     full = (rows, *(1,) * (g.ndim - 1 - len(matrix)), *matrix)
     return ops.reshape(g if g.shape == full else unbroadcast(g, full), (rows, *shape))
+
+
+def left_products(t: Any, y: Any, ndim: int) -> Any:
+    """``x @ y`` for each x of the stack t, which have ``ndim`` axes."""
+    if ndim == 1 and y.ndim > 2:
+        return ops.squeeze(ops.matmul(_with_axes(ops.expand_dims(t, -2), y.ndim + 1), y), -2)
+    return ops.matmul(t if ndim == 1 else _with_axes(t, y.ndim + 1), y)
+
+
+def right_products(t: Any, x: Any, ndim: int) -> Any:
+    """``x @ y`` for each y of the stack t, which have ``ndim`` axes."""
+    if ndim > 1:
+        return ops.matmul(x, _with_axes(t, x.ndim + 1))
+    count = math.prod(x.shape[:-1])
+    rows = ops.matmul(t, ops.transpose(ops.reshape(x, (count, x.shape[-1])), (1, 0)))
+    return ops.reshape(rows, (t.shape[0], *x.shape[:-1]))
+
+
+def _with_axes(t: Any, ndim: int) -> Any:
+    """A stack with axes of length 1 behind its first one, up to ``ndim`` in all."""
+    missing = ndim - t.ndim
+    return t if missing <= 0 else ops.reshape(t, (t.shape[0], *(1,) * missing, *t.shape[1:]))

@@ -11,6 +11,7 @@ import pytest
 from support.cases import DIFFERENTIABLE, FINITE, check_close, leaf, listed, opened, over, upstream
 
 import minigrad as mg
+from minigrad.forward import Calls, products
 from minigrad.rows import pull_rows
 
 
@@ -65,6 +66,26 @@ def test_forward_mode(case):
         zeros = [t if i == k else t * 0 for i, t in enumerate(tangents)]
         ours = [p.numpy() for p in listed(mg.jvp(function, arrays, alone)[1])]
         check_close(ours, [p.numpy() for p in listed(mg.jvp(function, arrays, zeros)[1])])
+
+
+@over(FINITE)
+@pytest.mark.parametrize("create_graph", [False, True], ids=["arrays", "recorded"])
+def test_stacks_of_tangents(case, create_graph):
+    """A stack of tangents in one walk gives the stack of what each gives alone; by all arguments, and by one."""
+    function, arrays = function_of(case)
+    leaves = [leaf(a) for a in arrays]
+    with Calls() as calls:
+        outs = listed(function(*leaves))
+    stacks = [np.stack([upstream(arrays, seed)[k] for seed in range(3)]) for k in range(len(arrays))]
+    for wanted in {tuple(range(len(arrays))), *((k,) for k in range(len(arrays)))}:
+        found = products(outs, {leaves[k]: mg.asarray(stacks[k]) for k in wanted}, calls, create_graph, 3)
+        each = [products(outs, {leaves[k]: mg.asarray(stacks[k][n]) for k in wanted}, calls, False) for n in range(3)]
+        for k, (ours, out) in enumerate(zip(found, outs, strict=True)):
+            if ours is None:
+                assert all(row[k] is None for row in each)
+                continue
+            check_close([mg.asarray(ours).numpy()], [np.stack([row[k] for row in each])])
+            assert ours.shape == (3, *out.shape)
 
 
 @over(FINITE)

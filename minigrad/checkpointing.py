@@ -44,7 +44,8 @@ class _Recompute:
 
     name = label = "checkpoint"
     view = elementwise = scales_losses = False
-    flops = None
+    flops = linear = None
+    stacks, forward_rules = False, ()
 
     def __init__(
         self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], drawn: tuple[Any, Any]

@@ -82,7 +82,7 @@ class Adam(Optimizer):
                 m *= beta1
                 m += xp.multiply(g, 1 - beta1, out=s)
             try:  # NumPy looks for overflow in any case
-                with np.errstate(over="raise", under="raise" if eps * root < FAINT[v.itemsize] else "ignore"):
+                with np.errstate(over="raise", under="raise" if eps * root < FAINT.get(v.itemsize, 0) else "ignore"):
                     xp.multiply(g, g, out=s)
                     s *= 1 - beta2
             except FloatingPointError:

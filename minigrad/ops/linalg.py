@@ -22,16 +22,18 @@ from minigrad.ops.shape import (
     broadcast_to,
     diagonal,
     expand_dims,
+    moveaxis,
     normal_axis,
     ravel,
     reshape,
+    roll,
     swapaxes,
     transpose,
 )
 
 # fmt: off
 __all__ = [
-    "dot", "einsum", "inner", "matmul", "outer", "tensordot", "trace", "vdot",
+    "cross", "dot", "einsum", "inner", "matmul", "outer", "tensordot", "trace", "vdot", "vecdot",
 ]
 # fmt: on
 
@@ -117,6 +119,37 @@ def vdot(x: Array, y: Array) -> Array:
     4.0
     """
     return matmul(ravel(x), ravel(y))
+
+
+@composite(
+    samples=[sample((2, 3), (2, 3)), sample((2, 3), (2,), axis=0), sample((4,), (3, 4))],
+    numpy=lambda n, x, y, axis=-1: n.sum(n.moveaxis(x, axis, -1) * n.moveaxis(y, axis, -1), -1),
+    torch=lambda t, x, y, axis=-1: (x.movedim(axis, -1) * y.movedim(axis, -1)).sum(-1),
+)
+def vecdot(x: Array, y: Array, axis: int = -1) -> Array:
+    """The dot products ``Σ x y`` of vectors along ``axis`` of both; the other axes are broadcast.
+
+    >>> print(vecdot(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 10.0])))
+    [21. 43.]
+    """
+    x, y = (v if axis == -1 else moveaxis(v, axis, -1) for v in (x, y))
+    if x.shape[-1:] != y.shape[-1:] or not x.ndim:
+        raise ShapeError(f"vectors of one length along axis {axis}", f"shapes {x.shape} and {y.shape}", "as in dot")
+    return sum(multiply(x, y), -1)
+
+
+@composite(samples=[sample((3,), (3,)), sample((2, 3), (3,)), sample((3, 2), (3, 2), axis=0)], numpy=lambda n, x, y, axis=-1: n.linalg.cross(x, y, axis=axis),
+           torch=lambda t, x, y, axis=-1: t.linalg.cross(*t.broadcast_tensors(x, y), dim=axis))  # fmt: skip
+def cross(x: Array, y: Array, axis: int = -1) -> Array:
+    """The cross products ``x × y`` of vectors of three components along ``axis`` of both; the others are broadcast.
+
+    >>> print(cross(np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0])))
+    [0. 0. 1.]
+    """
+    for v in (x, y):
+        if v.shape[normal_axis(axis, v.ndim)] != 3:
+            raise ShapeError(f"three components along axis {axis}", f"shape {v.shape}", "of two, x0 y1 - x1 y0")
+    return roll(multiply(x, roll(y, -1, axis)) - multiply(roll(x, -1, axis), y), -1, axis)
 
 
 @composite(samples=[sample((3,), (3,)), sample((2, 3), (4, 3))])

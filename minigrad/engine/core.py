@@ -212,7 +212,9 @@ class Primitive(Operation[P]):
             elif type(value) in PLAIN or (value is None and position >= self.required):
                 raw.append(value)
             else:
-                raw.append(self.checked(value, self.names[position], values))
+                raw.append(array := self.checked(value, self.names[position], values))
+                if isinstance(array, Tensor):  # made of a list with Tensors in it
+                    return self(*values[:position], array, *values[position + 1 :])  # type: ignore[call-arg]
         started = time.perf_counter() if observers else 0.0
         plan = self._plan(tuple(wrt)) if wrt and mode().recording else None
         try:

@@ -1,4 +1,4 @@
-"""Averages that are made of others: with weights, without NaN, and by rank. Compositions of sums and of ``sort``."""
+"""Averages that are made of others: with weights, without NaN, and by rank. Compositions of sums and extremes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, array_module, array_of, is_on_gpu
+from minigrad.backend import Array, Axes, array_module, array_of, is_on_gpu, to_numpy
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe
 from minigrad.ops.elementwise import multiply
-from minigrad.ops.index import sort
 from minigrad.ops.piecewise import astype, where
-from minigrad.ops.reduce import max, mean, min, sum
+from minigrad.ops.reduce import max as largest
+from minigrad.ops.reduce import mean, sum
+from minigrad.ops.reduce import min as smallest
 from minigrad.ops.shape import as_tuple, broadcast_to, expand_dims, moveaxis, normal_axis, reshape, stack
 
 __all__ = ["average", "median", "nanmax", "nanmean", "nanmin", "nansum", "percentile", "quantile"]
@@ -29,16 +30,16 @@ _gaps = [sample(np.array([[0.3, np.nan, -1.2], [np.nan, 0.7, 1.1]]), **p) for p 
 def _numpy_average(n: Any, x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) -> Any:
     if weights is None:
         return n.mean(x, axis, keepdims=keepdims)
-    weights = (
-        n.moveaxis(n.broadcast_to(weights, n.moveaxis(x, axis, -1).shape), -1, axis) if weights.ndim == 1 else weights
-    )
+    if weights.ndim == 1:
+        weights = n.moveaxis(n.broadcast_to(weights, n.moveaxis(x, axis, -1).shape), -1, axis)
     if not (total := n.sum(weights, axis, keepdims=keepdims)).all():
         raise ValueError("division by 0")
     return n.sum(x * weights, axis, keepdims=keepdims) / total
 
 
 @composite(torch=False, numpy=_numpy_average, domain=(0.3, 2.0),
-           samples=[*_some, sample((2, 3), 1, (3,)), sample((2, 3), 0, (2,)), sample((2, 3), None, (2, 3), keepdims=True)])  # fmt: skip
+           samples=[*_some, sample((2, 3), 1, (3,)), sample((2, 3), 0, (2,)),
+                    sample((2, 3), None, (2, 3), keepdims=True)])  # fmt: skip
 def average(x: Array, axis: Axes = None, weights: Array | None = None, keepdims: bool = False) -> Array:
     """``Σ w x / Σ w`` over ``axis``; the weights have the shape of ``x``, or are a vector along one axis.
 
@@ -107,7 +108,7 @@ def nanmax(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     >>> print(nanmax(np.array([1.0, np.nan, 2.0])))
     2.0
     """
-    return _extreme(max, x, axis, keepdims, -math.inf)
+    return _extreme(largest, x, axis, keepdims, -math.inf)
 
 
 @composite(samples=[*_some, *_gaps], torch=False)
@@ -117,20 +118,20 @@ def nanmin(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     >>> print(nanmin(np.array([1.0, np.nan, 2.0])))
     1.0
     """
-    return _extreme(min, x, axis, keepdims, math.inf)
+    return _extreme(smallest, x, axis, keepdims, math.inf)
 
 
 # ---- by rank --------------------------------------------------------------------------------------------------------
 
 
-def _sorted_rows(x: Array, axis: Axes) -> Array:
-    """The elements over ``axis`` in order, along the last axis; what is not floating as float64."""
+def _as_rows(x: Array, axis: Axes) -> Array:
+    """The elements over ``axis`` along the last axis; what is not floating as float64."""
     if x.dtype.kind in "biu":
         x = astype(x, np.dtype(np.float64))
     axes = tuple(range(x.ndim)) if axis is None else tuple(normal_axis(a, x.ndim) for a in as_tuple(axis))
     rows = moveaxis(x, axes, tuple(range(x.ndim - len(axes), x.ndim)))
     kept = rows.shape[: x.ndim - len(axes)]
-    return sort(reshape(rows, (*kept, math.prod(rows.shape[len(kept) :]))), -1)
+    return reshape(rows, (*kept, math.prod(rows.shape[len(kept) :])))
 
 
 def _restored(result: Array, ndim: int, axis: Axes, keepdims: bool) -> Array:
@@ -148,10 +149,10 @@ def median(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     >>> print(median(np.array([1.0, 7.0, 2.0, 4.0])))
     3.0
     """
-    rows = _sorted_rows(x, axis)
+    rows = _as_rows(x, axis)
     if not (n := rows.shape[-1]):
         return mean(x, axis, keepdims)
-    return _restored(_ranked(rows, (n - 1) / 2), x.ndim, axis, keepdims)
+    return _restored(_ranked(rows, [(n - 1) / 2])[0], x.ndim, axis, keepdims)
 
 
 def _torch_quantile(t: Any, x: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Any:
@@ -168,29 +169,44 @@ def _torch_quantile(t: Any, x: Any, q: Any, axis: Any = None, keepdims: bool = F
 def quantile(x: Array, q: Any, axis: Axes = None, keepdims: bool = False) -> Array:
     """The number below which a share ``q`` of the elements over ``axis`` lies, interpolated linearly; NaN if one is.
 
-    Several q give a first axis. A quantile has no derivative by q here.
+    Several q give a first axis. Where q picks an element exactly, its slope is that of the piece above.
 
     >>> print(quantile(np.array([1.0, 2.0, 4.0]), [0.0, 0.75]))
     [1. 3.]
     """
-    shares: Any = np.asarray(array_of(q), dtype=np.float64)
-    if shares.ndim > 1 or not ((shares >= 0) & (shares <= 1)).all():
+    shares: Any = q if hasattr(q, "ndim") else np.asarray(q, dtype=np.float64)
+    plain = to_numpy(array_of(shares))
+    if plain.ndim > 1 or not ((plain >= 0) & (plain <= 1)).all():
         raise ArgumentError("q from 0 to 1, a number or a vector of them", describe(q), "percentile takes 0 to 100")
-    rows = _sorted_rows(x, axis)
-    n = rows.shape[-1]
-    if not n:
+    rows = _as_rows(x, axis)
+    if not (n := rows.shape[-1]):
         raise ShapeError("at least one element", f"shape {x.shape}", "a quantile of nothing is none")
-    found = [_restored(_ranked(rows, float(share) * (n - 1)), x.ndim, axis, keepdims) for share in shares.reshape(-1)]
-    return stack(found) if shares.ndim else found[0]
+    numbers = shares if array_of(shares) is not shares else plain.astype(np.float64).tolist()
+    ranks = [share * (n - 1) for share in (numbers if plain.ndim else [numbers])]
+    found = [_restored(part, x.ndim, axis, keepdims) for part in _ranked(rows, ranks)]
+    return stack(found) if plain.ndim else found[0]
 
 
-def _ranked(rows: Array, rank: float) -> Array:
-    """The element of that rank in sorted rows, NaN where there is one."""
-    low = int(rank)
-    below, above = rows[..., low], rows[..., -1 if low + 1 >= rows.shape[-1] else low + 1]
-    found = below if rank == low else below * (low + 1 - rank) + above * (rank - low)
-    last = array_of(rows)[..., -1]
-    return where(last != last, math.nan, found)
+def _ranked(rows: Array, ranks: list[Any]) -> list[Array]:
+    """The elements of these ranks in each row, between two of them where a rank is no whole number; NaN if one is.
+
+    Equal elements share the gradient: the element of rank k is the largest of those that are not above it.
+    """
+    plain, n = array_of(rows), rows.shape[-1]
+    ordered = array_module(plain).sort(plain, axis=-1)
+
+    def element(k: int) -> Array:
+        return largest(where(plain <= ordered[..., k : k + 1], rows, -math.inf), -1)
+
+    def between(rank: Any) -> Array:
+        low = int(array_of(rank))
+        if array_of(rank) is rank and rank == low:
+            return element(low)
+        low = min(low, max(n - 2, 0))
+        return element(low) * (low + 1 - rank) + element(min(low + 1, n - 1)) * (rank - low)
+
+    broken = ordered[..., -1] != ordered[..., -1]
+    return [where(broken, math.nan, between(rank)) for rank in ranks]
 
 
 @composite(torch=lambda t, x, q, axis=None, keepdims=False: _torch_quantile(t, x, np.divide(q, 100), axis, keepdims),
@@ -201,4 +217,4 @@ def percentile(x: Array, q: Any, axis: Axes = None, keepdims: bool = False) -> A
     >>> print(percentile(np.array([1.0, 2.0, 4.0]), 50))
     2.0
     """
-    return quantile(x, np.asarray(array_of(q)) / 100, axis, keepdims)
+    return quantile(x, (q if hasattr(q, "ndim") else np.asarray(q)) / 100, axis, keepdims)

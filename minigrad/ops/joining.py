@@ -1,4 +1,4 @@
-"""NumPy's shorthands for joining, splitting and turning: compositions of ``concatenate``, ``split``, ``flip``, ``where``.
+"""NumPy's shorthands for joining, splitting and turning: compositions of ``concatenate``, ``split`` and ``flip``.
 
 ``from_nested`` makes one array of nested lists with arrays or Tensors in them, through which gradients flow. It is what
 ``mg.array`` does, and every operation that is given such a list in place of an array.
@@ -54,7 +54,8 @@ def from_nested(value: Any) -> Any:
         got = ", ".join(map(str, sorted(inner)))
         raise ShapeError("elements of one shape in a list", got, "concatenate joins arrays of different lengths")
     dtype = np.result_type(*{array.dtype if is_array(array) else array for array in map(array_of, leaves)})
-    return astype(reshape(stack(leaves), (*shape, *inner.pop())), dtype)
+    whole = reshape(stack(leaves), (*shape, *inner.pop()))
+    return whole if whole.dtype == dtype else astype(whole, dtype)
 
 
 def _arrays(values: Sequence[Any], what: str) -> list[Any]:

@@ -138,7 +138,8 @@ def vecdot(x: Array, y: Array, axis: int = -1) -> Array:
     return sum(multiply(x, y), -1)
 
 
-@composite(samples=[sample((3,), (3,)), sample((2, 3), (3,)), sample((3, 2), (3, 2), axis=0)], numpy=lambda n, x, y, axis=-1: n.linalg.cross(x, y, axis=axis),
+@composite(samples=[sample((3,), (3,)), sample((2, 3), (3,)), sample((3, 2), (3, 2), axis=0)],
+           numpy=lambda n, x, y, axis=-1: n.linalg.cross(x, y, axis=axis),
            torch=lambda t, x, y, axis=-1: t.linalg.cross(*t.broadcast_tensors(x, y), dim=axis))  # fmt: skip
 def cross(x: Array, y: Array, axis: int = -1) -> Array:
     """The cross products ``x × y`` of vectors of three components along ``axis`` of both; the others are broadcast.

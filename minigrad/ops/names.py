@@ -1,4 +1,4 @@
-"""Second names of operations: those of the array API standard, and NumPy's own. Each is the same object as the first."""
+"""Second names of operations: the array API standard's, and NumPy's own. Each is the same object as the first."""
 
 from __future__ import annotations
 

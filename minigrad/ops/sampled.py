@@ -55,14 +55,26 @@ def diff(x: Array, n: int = 1, axis: int = -1, prepend: Array | None = None, app
     return x
 
 
+def _numpy_gradient(n: Any, x: Any, *steps: Any, **options: Any) -> Any:
+    found = n.gradient(x, *steps, **options)
+    return found[0] if isinstance(found, tuple | list) and len(found) == 1 else found
+
+
+def _torch_gradient(t: Any, x: Any, *steps: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    places = steps and np.ndim(steps[0]) and (t.as_tensor(steps[0], dtype=x.dtype),)
+    axes = {} if axis is None else {"dim": axis}
+    found = t.gradient(x, spacing=places or (steps[0] if steps else 1), **axes, edge_order=edge_order)
+    return found[0] if len(found) == 1 else found
+
+
+_uneven = np.array([0.0, 1.0, 1.5, 3.5])
+
+
 @composite(
-    numpy=lambda n, x, *steps, axis=None, edge_order=1: _several(n.gradient(x, *steps, axis=axis, edge_order=edge_order)),
-    torch=lambda t, x, *steps, axis=None, edge_order=1: _several(
-        t.gradient(x, spacing=_torch_steps(t, x, steps, axis), **({} if axis is None else {"dim": axis}), edge_order=edge_order)
-    ),
+    numpy=_numpy_gradient,
+    torch=_torch_gradient,
     samples=[sample((4,)), sample((3, 4)), sample((4, 2), 0.5, axis=0), sample((2, 5), edge_order=2, axis=1),
-             sample((4,), np.array([0.0, 1.0, 1.5, 3.5])),
-             sample((4,), np.array([0.0, 1.0, 1.5, 3.5]), edge_order=2)],
+             sample((4,), _uneven), sample((4,), _uneven, edge_order=2)],
 )  # fmt: skip
 def gradient(x: Array, *steps: Array, axis: Any = None, edge_order: int = 1) -> Any:
     """The slopes of sampled functions: central differences inside, one-sided ones of ``edge_order`` 1 or 2 at the ends.
@@ -95,7 +107,7 @@ def _slope(x: Array, axis: int, steps: Any, edge_order: int) -> Array:
     rise = diff(x, axis=axis)
     if np.ndim(array_of(steps)) == 0:
         rates = rise / steps
-        inner = (_part(rates, axis, None, -1) + _part(rates, axis, 1, None)) / 2
+        inner = subtract(_part(x, axis, 2, None), _part(x, axis, None, -2)) / (2 * steps)
         share: Any = 0.5
         shares = (share, share)
     else:
@@ -113,15 +125,6 @@ def _slope(x: Array, axis: int, steps: Any, edge_order: int) -> Array:
         first = first + (first - _part(rates, axis, 1, 2)) * shares[0]
         last = last + (last - _part(rates, axis, n - 3, n - 2)) * shares[1]
     return concatenate([first, inner, last], axis)
-
-
-def _several(found: Any) -> Any:
-    """The slopes as ours: of one axis no list."""
-    return found[0] if isinstance(found, tuple | list) and len(found) == 1 else found
-
-
-def _torch_steps(t: Any, x: Any, steps: Any, axis: Any) -> Any:
-    return (t.as_tensor(steps[0], dtype=x.dtype),) if steps and np.ndim(steps[0]) else steps[0] if steps else 1
 
 
 @composite(samples=[sample((4,)), sample((2, 4), dx=0.5), sample((4, 2), np.array([0.0, 1.0, 1.5, 3.0]), 1.0, 0),
@@ -218,7 +221,7 @@ _short = [sample((2,), (5,), mode=m) for m in ("full", "same", "valid")]
 
 def _slide(x: Array, y: Array, mode: Any) -> Array:
     """``Σₙ x[n + k] y[n]`` for each k of the mode, x at least as long as y."""
-    n, m = x.shape[0], y.shape[0]
+    m = y.shape[0]
     if mode not in ("full", "same", "valid"):
         raise ArgumentError("mode full, same or valid", repr(mode), "they say how far the two overlap")
     before, after = {"full": (m - 1, m - 1), "same": (m // 2, m - 1 - m // 2), "valid": (0, 0)}[mode]

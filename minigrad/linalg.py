@@ -35,6 +35,7 @@ from minigrad.ops.decompositions import (
     svd,
     svdvals,
 )
+from minigrad.ops.linalg import cross, vecdot
 from minigrad.ops.matrix_functions import (
     cond,
     det,
@@ -48,14 +49,14 @@ from minigrad.ops.matrix_functions import (
     pinv,
     vector_norm,
 )
-from minigrad.ops.solving import SlogdetResult, inv, slogdet, solve, solve_triangular
+from minigrad.ops.solving import SlogdetResult, inv, slogdet, solve, solve_triangular, tensorinv, tensorsolve
 
 # fmt: off
 __all__ = [
-    "EighResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "det", "diagonal", "eigh", "eigvalsh",
-    "expm", "inv", "kron", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose",
-    "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd", "svdvals", "tensordot",
-    "trace", "vector_norm",
+    "EighResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "cross", "det", "diagonal", "eigh",
+    "eigvalsh", "expm", "inv", "kron", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
+    "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd",
+    "svdvals", "tensordot", "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
 ]
 # fmt: on
 

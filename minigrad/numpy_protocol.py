@@ -144,13 +144,7 @@ def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: A
         raise CallError(
             "np.einsum without options but optimize=", ", ".join(options) or "out=", "nothing works in place"
         )
-    if isinstance(operands[0], str):
-        return ops.einsum(*operands)
-    arrays, lists = operands[: len(operands) // 2 * 2 : 2], operands[1::2]
-    letters = ["".join("..." if axis is Ellipsis else chr(97 + axis) for axis in axes) for axes in lists]
-    result = operands[-1] if len(operands) % 2 else None
-    arrow = "" if result is None else "->" + "".join("..." if a is Ellipsis else chr(97 + a) for a in result)
-    return ops.einsum(",".join(letters) + arrow, *arrays)
+    return ops.einsum(*operands)
 
 
 def _like(value: Any) -> Callable[..., Any]:
@@ -195,6 +189,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.cumprod, ops.cumprod, "a=x axis dtype out"),
         (np.trace, ops.trace, "a=x offset axis1 axis2 dtype out"),
         (np.average, _average, "a=x axis weights returned | keepdims"),
+        (np.cov, ops.cov, "m=x | rowvar ddof"),
+        (np.corrcoef, ops.corrcoef, "x | rowvar"),
         (np.median, ops.median, "a=x axis out overwrite_input keepdims"),
         (np.quantile, ops.quantile, "a=x q axis out | keepdims"),
         (np.percentile, ops.percentile, "a=x q axis out | keepdims"),
@@ -265,8 +261,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.outer, ops.outer, "a=x b=y out"),
         (np.kron, ops.kron, "a=x b=y"),
         (np.tensordot, ops.tensordot, "a=x b=y axes"),
-        (np.cross, ops.cross, "a=x b=y | axis"),
-        (np.vecdot, ops.vecdot, "x1=x x2=y | axis") if hasattr(np, "vecdot") else (np.dot, ops.dot, "a=x b=y out"),
+        (np.cross, ops.cross, "a=x b=y axisa axisb axisc axis"),
+        *([(np.vecdot, ops.vecdot, "x1=x x2=y | axis")] if hasattr(np, "vecdot") else []),
         (np.matrix_transpose, linalg.matrix_transpose, "x"),
         # ---- linear algebra ----
         (np.linalg.norm, linalg.norm, "x ord axis keepdims"),
@@ -283,6 +279,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.linalg.solve, linalg.solve, "a b"),
         (np.linalg.lstsq, linalg.lstsq, "a b rcond"),
         (np.linalg.inv, linalg.inv, "a=x"),
+        (np.linalg.tensorinv, linalg.tensorinv, "a=x ind"),
+        (np.linalg.tensorsolve, linalg.tensorsolve, "a b axes"),
+        (np.linalg.cross, linalg.cross, "x1=x x2=y | axis"),
+        *([(np.linalg.vecdot, linalg.vecdot, "x1=x x2=y | axis")] if hasattr(np.linalg, "vecdot") else []),
         (np.linalg.pinv, linalg.pinv, "a=x rcond | rtol=rcond"),
         (np.linalg.det, linalg.det, "a=x"),
         (np.linalg.slogdet, linalg.slogdet, "a=x"),
@@ -299,9 +299,13 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.full_like, _like(0), "a=x fill_value=fill dtype order subok shape | device"),
     ),
     **({np.astype: lambda x, dtype, copy=True, device=None: _cast(x, dtype)} if hasattr(np, "astype") else {}),  # 2.1
+    np.broadcast_arrays: _of_several(np.broadcast_arrays, lambda *x: ops.broadcast_arrays(*x)),
     **{f: _of_several(f, getattr(ops, f.__name__)) for f in (np.atleast_1d, np.atleast_2d, np.atleast_3d)},
     **({np.unstack: lambda x, /, *, axis=0: ops.unstack(x, axis)} if hasattr(np, "unstack") else {}),  # 2.1
     np.gradient: lambda f, *steps, axis=None, edge_order=1: ops.gradient(f, *steps, axis=axis, edge_order=edge_order),
+    np.real: lambda val: val,  # all numbers are
+    np.real_if_close: lambda a, tol=100: a,
+    np.imag: _like(0),
     np.einsum: _einsum,
     np.where: _where,
     np.meshgrid: lambda *arrays, copy=True, indexing="xy": ops.meshgrid(*arrays, indexing=indexing),

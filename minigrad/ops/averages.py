@@ -11,14 +11,25 @@ from minigrad.backend import Array, Axes, array_module, array_of, is_on_gpu, to_
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe
-from minigrad.ops.elementwise import multiply
+from minigrad.ops.elementwise import multiply, sqrt
+from minigrad.ops.linalg import matmul
 from minigrad.ops.piecewise import astype, where
 from minigrad.ops.reduce import max as largest
 from minigrad.ops.reduce import mean, sum
 from minigrad.ops.reduce import min as smallest
-from minigrad.ops.shape import as_tuple, broadcast_to, expand_dims, moveaxis, normal_axis, reshape, stack
+from minigrad.ops.shape import (
+    as_tuple,
+    broadcast_to,
+    diagonal,
+    expand_dims,
+    moveaxis,
+    normal_axis,
+    reshape,
+    stack,
+    swapaxes,
+)
 
-__all__ = ["average", "median", "nanmax", "nanmean", "nanmin", "nansum", "percentile", "quantile"]
+__all__ = ["average", "corrcoef", "cov", "median", "nanmax", "nanmean", "nanmin", "nansum", "percentile", "quantile"]
 
 _some = [sample((2, 3)), sample((2, 3, 2), axis=1), sample((2, 3, 2), axis=(0, -1), keepdims=True)]
 _gaps = [sample(np.array([[0.3, np.nan, -1.2], [np.nan, 0.7, 1.1]]), **p) for p in ({}, {"axis": 1}, {"axis": 0})]
@@ -59,6 +70,53 @@ def average(x: Array, axis: Axes = None, weights: Array | None = None, keepdims:
     if not is_on_gpu(array_of(whole)) and not np.all(array_of(whole)):  # to look would be to wait for a GPU
         raise ArgumentError("weights whose sum is not 0", describe(w), "an average divides by it")
     return sum(multiply(x, w), axis, keepdims) / whole
+
+
+# ---- of several variables -------------------------------------------------------------------------------------------
+
+
+def _numpy_cov(n: Any, x: Any, rowvar: bool = True, ddof: int = 1, name: str = "cov") -> Any:
+    if n.atleast_2d(x.T if x.ndim > 1 and not rowvar else x).shape[1] <= ddof:
+        raise ValueError("too few")
+    return n.cov(x, rowvar=rowvar, ddof=ddof) if name == "cov" else n.corrcoef(x, rowvar=rowvar)
+
+
+@composite(numpy=_numpy_cov, samples=[sample((2, 4)), sample((4, 2), rowvar=False, ddof=0), sample((4,))],
+           torch=lambda t, x, rowvar=True, ddof=1: t.cov(x if rowvar else x.mT, correction=ddof))  # fmt: skip
+def cov(x: Array, rowvar: bool = True, ddof: int = 1) -> Array:
+    """Covariances ``Σ (x - mean)(y - mean) / (n - ddof)`` of the rows of a matrix, or of its columns; of a vector, one.
+
+    >>> print(cov(np.array([[1.0, 3.0], [2.0, 6.0]])))
+    [[2. 4.]
+     [4. 8.]]
+    """
+    if x.ndim > 2:
+        raise ShapeError("a matrix or a vector", f"shape {x.shape}", "each row is a variable")
+    rows = reshape(x, (1, -1)) if x.ndim < 2 else x if rowvar else swapaxes(x, 0, 1)
+    if rows.shape[1] <= ddof:
+        raise ShapeError(
+            f"more than {ddof} samples of each variable", f"shape {x.shape}", "rowvar= says where they lie"
+        )
+    off = rows - mean(rows, 1, keepdims=True)
+    found = matmul(off, swapaxes(off, 0, 1)) / (rows.shape[1] - ddof)
+    return reshape(found, ()) if rows.shape[0] == 1 else found
+
+
+@composite(numpy=lambda n, x, rowvar=True: _numpy_cov(n, x, rowvar, 1, "corrcoef"),
+           samples=[sample((2, 4)), sample((4, 3), False)],
+           torch=lambda t, x, rowvar=True: t.corrcoef(x if rowvar else x.mT))  # fmt: skip
+def corrcoef(x: Array, rowvar: bool = True) -> Array:
+    """Correlations of the rows of a matrix, or of its columns: covariances over the two standard deviations.
+
+    >>> print(corrcoef(np.array([[1.0, 3.0], [2.0, 6.0]])).round(4))
+    [[1. 1.]
+     [1. 1.]]
+    """
+    covariances = cov(x, rowvar)
+    if not covariances.ndim:
+        return covariances / covariances
+    deviation = sqrt(diagonal(covariances))
+    return covariances / deviation / reshape(deviation, (-1, 1))
 
 
 # ---- without NaN ----------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.arguments import as_int, as_operand, normal_axis
 from minigrad.messages.explain import describe
 from minigrad.ops.piecewise import astype, where
-from minigrad.ops.shape import concatenate, flip, moveaxis, ravel, reshape, split, stack
+from minigrad.ops.shape import broadcast_to, concatenate, flip, moveaxis, ravel, reshape, split, stack
 
 # fmt: off
 __all__ = [
-    "append", "atleast_1d", "atleast_2d", "atleast_3d", "column_stack", "dsplit", "dstack", "fliplr", "flipud",
-    "hsplit", "hstack", "rollaxis", "select", "unstack", "vsplit", "vstack",
+    "append", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "column_stack", "dsplit", "dstack",
+    "fliplr", "flipud", "hsplit", "hstack", "rollaxis", "select", "unstack", "vsplit", "vstack",
 ]
 # fmt: on
 
@@ -160,6 +160,17 @@ def append(x: Array, values: Array, axis: int | None = None) -> Array:
     [1. 2. 3.]
     """
     return concatenate([ravel(x), ravel(values)]) if axis is None else concatenate([x, values], axis)
+
+
+@composite(samples=[sample((2, 1), (3,)), sample((2, 3))], torch=lambda t, *arrays: t.broadcast_tensors(*arrays))
+def broadcast_arrays(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays repeated to the one shape that they have together, as read-only views.
+
+    >>> [x.shape for x in broadcast_arrays(np.ones((2, 1)), np.ones(3))]
+    [(2, 3), (2, 3)]
+    """
+    shape = np.broadcast_shapes(*(np.shape(array_of(x)) for x in arrays))
+    return tuple(broadcast_to(x, shape) for x in arrays)
 
 
 # ---- splitting ------------------------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ def diff(x: Array, n: int = 1, axis: int = -1, prepend: Array | None = None, app
     axis = normal_axis(axis, x.ndim)
     if n < 0:
         raise ArgumentError("n from 0", str(n), "cumsum is the inverse")
+    if n == 0:
+        return x
 
     def end(value: Any) -> Array:
         one = tuple(1 if a == axis else length for a, length in enumerate(x.shape))

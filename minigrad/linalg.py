@@ -21,6 +21,7 @@ import numpy as np
 from minigrad import ops
 from minigrad.backend import Array
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names
 from minigrad.ops import kron, matmul, tensordot
@@ -70,6 +71,7 @@ def norm(x: Array, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
     >>> print(float(norm(np.array([[3.0, 0.0], [0.0, 4.0]]), 2)))
     4.0
     """
+    x = as_operand(x, "'x' of norm")
     x = x if hasattr(x, "ndim") else np.asarray(x)
     axes = tuple(range(x.ndim)) if axis is None else ops.shape.as_tuple(axis)
     if ord is None and axis is None:

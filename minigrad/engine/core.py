@@ -61,8 +61,7 @@ class Node:
 
     def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
         self.number = next(node_ids)
-        self.primitive, self.plan = primitive, plan
-        self.parents, self.residuals = parents, residuals
+        self.primitive, self.plan, self.parents, self.residuals = primitive, plan, parents, residuals
         self.versions: Any = ()
         self.shape, self.dtype = shape, dtype  # of the result; tuples where there are several
         self._hooks: list[Callable[[Any], Any]] | None = None

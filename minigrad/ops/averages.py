@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, array_module, array_of, is_on_gpu, to_numpy
+from minigrad.backend import Array, Axes, array_module, array_of, to_numpy
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe
@@ -67,7 +67,7 @@ def average(x: Array, axis: Axes = None, weights: Array | None = None, keepdims:
             raise ShapeError(expected, f"{describe(w)} for {describe(x)}", "with axis= a vector of weights does")
         w = broadcast_to(reshape(w, tuple(n if a in axes else 1 for a, n in enumerate(x.shape))), x.shape)
     whole = sum(w, axis, keepdims)
-    if not is_on_gpu(array_of(whole)) and not np.all(array_of(whole)):  # to look would be to wait for a GPU
+    if not bool((array_of(whole) != 0).all()):  # which waits for a GPU
         raise ArgumentError("weights whose sum is not 0", describe(w), "an average divides by it")
     return sum(multiply(x, w), axis, keepdims) / whole
 

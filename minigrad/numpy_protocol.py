@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad import linalg, ops, special
+from minigrad import linalg, ops
 from minigrad.backend import array_module, as_dtype, is_array, to_gpu_of_any
 from minigrad.engine import core
 from minigrad.engine.recording import mode
@@ -23,7 +23,7 @@ from minigrad.engine.registry import REGISTRY
 from minigrad.errors import CallError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import FOREIGN, describe, translate
-from minigrad.ops.special import of_scipy
+from minigrad.ops.special import i0, of_scipy
 
 ABSENT = np._NoValue  # what NumPy's functions have as a default where None means something
 NEEDLESS = {
@@ -206,7 +206,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.convolve, ops.convolve, "a=x v=y mode"),
         (np.correlate, ops.correlate, "a=x v=y mode"),
         (np.sinc, ops.sinc, "x"),
-        (np.i0, special.i0, "x"),
+        (np.i0, i0, "x"),
         # ---- shapes ----
         (np.reshape, ops.reshape, "a=x shape order | copy"),
         (np.ravel, ops.ravel, "a=x order"),

@@ -255,7 +255,7 @@ def _of_vectors(name: str, logpdf: Function, **more: Function) -> SimpleNamespac
         return exp(logpdf(*args, **kwargs))
 
     pdf.__doc__ = str(logpdf.__doc__).replace("Logarithm of the density", "Density")
-    functions = {"logpdf": logpdf, "pdf": pdf, **more}
+    functions: dict[str, Any] = {"logpdf": logpdf, "pdf": pdf, **more}
     for method, function in functions.items():
         function.__name__ = function.__qualname__ = f"{name}.{method}"
     return SimpleNamespace(**{method: explained(function) for method, function in functions.items()})

@@ -252,7 +252,8 @@ def convolve(x: Array, y: Array, mode: str = "full") -> Array:
         x, y = (x, y) if x.shape[0] >= y.shape[0] else (y, x)
         return _slide(x, flip(y), mode)
 
-    return _vectors(*(reshape(v, (1,)) if np.ndim(array_of(v)) == 0 else v for v in (x, y)), form)
+    first, second = (reshape(v, (1,)) if np.ndim(array_of(v)) == 0 else v for v in (x, y))
+    return _vectors(first, second, form)
 
 
 @composite(torch=False, samples=[*_pairs, *_short, sample((4,), (4,), mode="same"), sample((5,), (2,), mode="same")])

@@ -109,6 +109,12 @@ class Tensor:
         tensor._version = [0]
         return tensor
 
+    @staticmethod
+    def _joined(lists: Any) -> Tensor:
+        """The Tensor that nested lists with Tensors in them are, wherever an array is meant."""
+        tensor: Tensor = ops.from_nested(lists)
+        return tensor
+
     # ---- what it is ----
 
     @property
@@ -188,6 +194,11 @@ class Tensor:
     def T(self) -> Tensor:
         """The tensor with its axes reversed."""
         return ops.transpose(self)
+
+    @property
+    def mT(self) -> Tensor:
+        """The tensor with its last two axes exchanged: stacks of matrices, transposed."""
+        return ops.swapaxes(self, -1, -2)
 
     def _brief(self) -> str:
         name = f" {self.name!r}" if self.name else ""

@@ -61,8 +61,7 @@ class Node:
 
     def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
         self.number = next(node_ids)
-        self.primitive, self.plan = primitive, plan
-        self.parents, self.residuals = parents, residuals
+        self.primitive, self.plan, self.parents, self.residuals = primitive, plan, parents, residuals
         self.versions: Any = ()
         self.shape, self.dtype = shape, dtype  # of the result; tuples where there are several
         self._hooks: list[Callable[[Any], Any]] | None = None
@@ -223,7 +222,9 @@ class Primitive(Operation[P]):
             elif type(value) in PLAIN or (value is None and position >= self.required):
                 raw.append(value)
             else:
-                raw.append(self.checked(value, self.names[position], values))
+                raw.append(array := self.checked(value, self.names[position], values))
+                if isinstance(array, Tensor):  # made of a list with Tensors in it
+                    return self(*values[:position], array, *values[position + 1 :])  # type: ignore[call-arg]
         started = time.perf_counter() if observers else 0.0
         plan = self._plan(tuple(wrt)) if wrt and mode().recording else None
         try:

@@ -194,7 +194,7 @@ def _mean_rule(g: Array, x_shape: Any, x_dtype: Any, axis: Axes, keepdims: bool,
     g = g.astype(accumulator(x_dtype)) if is_half(x_dtype) else g  # which may not hold n
     if isinstance(n, int):
         return broadcast_back(g / n if n else g, x_shape, axis, keepdims)
-    g = g if keepdims or axis is None else expand_dims(g, axis)
+    g = g if keepdims or axis is None or not x_shape else expand_dims(g, axis)
     n = array_module(n).maximum(n, 1)  # nothing at all receives nothing
     return masked(broadcast_to(g / n.astype(accumulator(x_dtype)), x_shape), where)
 

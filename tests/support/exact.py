@@ -61,6 +61,7 @@ FORMULAS: dict[str, Any] = {
     "arctan": sympy.atan(x),
     "arctan2": sympy.atan2(x, y),
     "arctanh": sympy.log((1 + x) / (1 - x)) / 2,
+    "cbrt": _pick(sympy.root(_size, 3), x > 0, -sympy.root(_size, 3)),
     "ceil": _ceil(x),
     "cos": sympy.cos(x),
     "cosh": sympy.cosh(x),
@@ -82,6 +83,9 @@ FORMULAS: dict[str, Any] = {
     "log1p": sympy.log(1 + x),
     "log2": sympy.log(x) / sympy.log(2),
     "logaddexp": sympy.Piecewise((y, y - x > 3000), (x, x - y > 3000), (x + sympy.log(1 + sympy.exp(y - x)), True)),
+    "logaddexp2": sympy.Piecewise(
+        (y, y - x > 4300), (x, x - y > 4300), (x + sympy.log(1 + 2 ** (y - x)) / sympy.log(2), True)
+    ),
     "maximum": _pick(x, x > y, y),
     "minimum": _pick(x, x < y, y),
     "multiply": x * y,
@@ -103,6 +107,8 @@ FORMULAS: dict[str, Any] = {
     "sign": _pick(sympy.Integer(1), x > 0, sympy.Integer(-1)),
     "silu": _settled(_zero, x * _logistic, x),
     "sin": sympy.sin(x),
+    "sinc": sympy.sin(sympy.pi * x) / (sympy.pi * x),
+    "sinc_slope": sympy.diff(sympy.sin(sympy.pi * x) / (sympy.pi * x), x),
     "sinh": sympy.sinh(x),
     "softplus": _settled(_zero, sympy.log(1 + sympy.exp(x)), x),
     "sqrt": sympy.sqrt(x),
@@ -283,7 +289,7 @@ def derivatives(arguments: int) -> list[list[tuple[int, ...]]]:
 
 WITHOUT_FORMULA = {"isfinite", "isinf", "isnan"}  # their results are booleans
 ONE_ARGUMENT = {"ceil", "nan_to_num", "round", "sign", "where"}  # the others are no numbers to differentiate by
-EXTRAS: dict[str, tuple[Any, ...]] = {"gelu tanh": ("tanh",), **exact_special.EXTRAS}
+EXTRAS: dict[str, tuple[Any, ...]] = {"gelu tanh": ("tanh",), "sinc_slope": (1,), **exact_special.EXTRAS}
 
 
 @dataclass(frozen=True)
@@ -337,9 +343,11 @@ CASES = [Case(title) for title in FORMULAS]
 _MAGNIFIED = "e^u magnifies the rounding of u, a cubic that takes five roundings, by u itself"
 LIMITS: dict[tuple[str, int], tuple[float, str]] = {  # above 4 units, by order of the derivative, and why
     ("arctan2", 2): (6, "the radius, rounded, is divided by four times"),
+    ("cbrt", 2): (8, "the fifth power of a rounded root"),
     ("gelu tanh", 0): (16, _MAGNIFIED),
     ("gelu tanh", 1): (16, _MAGNIFIED),
     ("gelu tanh", 2): (250, _MAGNIFIED),
+    **dict.fromkeys([("sinc", 2), ("sinc_slope", 1)], (6, "three quotients in a row, each rounded")),
     **exact_special.LIMITS,
 }
 

@@ -92,14 +92,13 @@ class Pass:
             core.notify("backward", node, g, gradients, started)
         if not self.retain_graph:
             node.release()
-        for k, edge in enumerate(parents):
-            gradient = gradients[k]
-            if gradient is None or not (self.useful is None or edge in self.useful):
+        useful = self.useful
+        for k, (edge, gradient) in enumerate(zip(parents, gradients, strict=True)):
+            if gradient is None or not (useful is None or edge in useful):
                 continue
             if type(gradient) is not tuple:
                 gradient = self.match_shape(node.primitive, edge, gradient)
-            first = edge not in self.pending
-            self.accumulate(edge, gradient)
+            first = self.accumulate(edge, gradient)
             if first and not isinstance(edge, Node) and _is_fresh(gradient, g, residuals, gradients[:k]):
                 self.owned.add(edge)
 
@@ -123,14 +122,15 @@ class Pass:
             g = g if new is None else _given(new, "a gradient from a hook", g, "None leaves the gradient as it is")
         return g
 
-    def accumulate(self, edge: Any, g: Any) -> None:
-        """Add ``g`` to the gradient that waits at ``edge``."""
+    def accumulate(self, edge: Any, g: Any) -> bool:
+        """Add ``g`` to the gradient that waits at ``edge``; whether it is the first to come there."""
         before = self.pending.get(edge)
         if before is None:
             self.pending[edge] = g
             if isinstance(edge, Node):
                 heapq.heappush(self.heap, (-edge.number, edge))
-        elif type(g) is tuple:
+            return True
+        if type(g) is tuple:
             pairs = zip(before, g, strict=True)  # a part is None where nothing has come for it
             self.pending[edge] = tuple(a if b is None else b if a is None else a + b for a, b in pairs)
         elif edge in self.owned:
@@ -139,6 +139,7 @@ class Pass:
             self.pending[edge] = before + g
             if not self.create_graph and g.shape != ():  # a sum of shape () is a NumPy number, which has no place
                 self.owned.add(edge)
+        return False
 
 
 def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:

@@ -32,17 +32,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from minigrad.backend import cast_narrow, is_floating
 from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_legal, make_plan, residual_names
 from minigrad.engine.recording import F, mode
-from minigrad.engine.registry import Operation, P, register
+from minigrad.engine.registry import PLAIN, Operation, P, register
 from minigrad.errors import CallError, GraphError
 from minigrad.messages.arguments import as_list, as_operand
 from minigrad.messages.explain import FOREIGN, boundary, told, wrong_call
 
 observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it
-PLAIN = frozenset({float, int, bool})  # types that need no check
 node_ids = itertools.count()  # the order in which nodes are made
 
 
@@ -59,11 +60,12 @@ class Node:
 
     __slots__ = ("_hooks", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions")
 
-    def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
+    def __init__(
+        self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any, versions: Any = ()
+    ) -> None:
         self.number = next(node_ids)
         self.primitive, self.plan = primitive, plan
-        self.parents, self.residuals = parents, residuals
-        self.versions: Any = ()
+        self.parents, self.residuals, self.versions = parents, residuals, versions
         self.shape, self.dtype = shape, dtype  # of the result; tuples where there are several
         self._hooks: list[Callable[[Any], Any]] | None = None
         self.note: Any = None  # belongs to the observers
@@ -201,23 +203,23 @@ class Primitive(Operation[P]):
         if self.precision and mode().autocast:
             args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
-        raw: list[Any] = []
-        wrt: list[int] = []
-        tensors = False
-        for position, value in enumerate(values):
+        raw, wrt, tensors = [], (), False
+        for value in values:
             if isinstance(value, Tensor):
                 tensors = True
-                raw.append(value._data)
                 if value._requires_grad:
-                    wrt.append(position)
-            elif type(value) in PLAIN or (value is None and position >= self.required):
+                    wrt += (len(raw),)  # type: ignore[assignment]
+                raw.append(value._data)
+            elif type(value) in PLAIN or (type(value) is np.ndarray and value.dtype.kind in "biuf"):
                 raw.append(value)
+            elif value is None and len(raw) >= self.required:
+                raw.append(None)
             else:
-                raw.append(self.checked(value, self.names[position], values))
+                raw.append(self.checked(value, self.names[len(raw)], values))
         started = time.perf_counter() if observers else 0.0
-        plan = self._plan(tuple(wrt)) if wrt and mode().recording else None
+        plan = self._plan(wrt) if wrt and mode().recording else None
         try:
-            out, extras = self._run(raw, plan)
+            out, extras = self._run(raw, plan) if self.keeps_arguments else (self.function(*raw), None)
         except FOREIGN as error:
             raise told(self, values, {}, error)  # noqa: B904
         if not tensors:
@@ -231,9 +233,11 @@ class Primitive(Operation[P]):
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """All arguments in their order, defaults included; an error where the call doesn't fit the signature."""
         n = len(args)
+        if self.required <= n <= len(self.names) and not kwargs:
+            return args + self.defaults[n:]
         values = [*args, *map(kwargs.get, self.names[n:], self.defaults[n:])]
-        unknown = kwargs and any(self.position.get(name, -1) < n for name in kwargs)
-        if unknown or n > len(self.names) or any(v is inspect.Parameter.empty for v in values[: self.required]):
+        unknown = any(self.position.get(name, -1) < n for name in kwargs)
+        if unknown or n > len(self.names) or any(v is inspect.Parameter.empty for v in values[n : self.required]):
             raise wrong_call(self, args, kwargs)
         return values
 
@@ -242,13 +246,13 @@ class Primitive(Operation[P]):
         return cast_narrow(values, mode().autocast if self.precision == "low" else "float32")
 
     def _run(self, raw: list[Any], plan: Plan | None) -> Any:
-        """The result on arrays, and by name what a kernel kept besides."""
-        return self.function(*raw), {}
+        """The result on arrays, and by name what a kernel kept besides, if ``keeps_arguments``."""
+        raise NotImplementedError
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
         if type(out) is tuple:
-            results = tuple(Tensor._wrap(piece) for piece in out)
+            results = tuple(map(Tensor._wrap, out))
             if plan is not None:
                 attach_several(results, self._make_node(plan, values, raw, out, extras, results))
             return results
@@ -257,23 +261,29 @@ class Primitive(Operation[P]):
         if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
             result._version = values[0]._version
         if plan is not None and is_floating(out.dtype):
-            attach(result, self._make_node(plan, values, raw, out, extras, (result,)))
+            result.node, result._requires_grad = self._make_node(plan, values, raw, out, extras, (result,)), True
         return result
 
     def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, results: tuple[Any, ...]) -> Node:
-        parents = tuple([values[i].node or values[i] for i in plan.wrt])
+        parents, residuals, versions = [], [], []  # filled in loops, which are faster than comprehensions
+        for i in plan.wrt:
+            parents.append(values[i].node or values[i])
+        for fetch in plan.fetch:
+            residuals.append(fetch(raw, out, extras))
+        for i in plan.watched:
+            if isinstance(x := values[i], Tensor):
+                versions.append((x._version, x._version[0], i))
+        if plan.keeps_out:
+            versions += [(result._version, result._version[0], -1) for result in results]
         several = type(out) is tuple
         shape, dtype = zip(*((r.shape, r.dtype) for r in results), strict=True) if several else (out.shape, out.dtype)
-        node = Node(self, plan, parents, [fetch(raw, out, extras) for fetch in plan.fetch], shape, dtype)
-        node.versions = [(x._version, x._version[0], i) for i in plan.watched if isinstance(x := values[i], Tensor)]
-        if -1 in plan.sources:
-            node.versions += [(result._version, result._version[0], -1) for result in results]
-        return node
+        return Node(self, plan, tuple(parents), residuals, shape, dtype, versions)
 
     def _plan(self, wanted: tuple[int, ...]) -> Plan | None:
-        if wanted not in self.plans:
-            self.plans[wanted] = make_plan(self, wanted)
-        return self.plans[wanted]  # type: ignore[no-any-return]
+        try:
+            return self.plans[wanted]  # type: ignore[no-any-return]
+        except KeyError:
+            return self.plans.setdefault(wanted, make_plan(self, wanted))  # type: ignore[no-any-return]
 
     # -- the backward call --
 
@@ -282,7 +292,7 @@ class Primitive(Operation[P]):
         residuals = self.rewrap(node) if create_graph else node.residuals
         gradients: list[Any] = []
         for rule, where, picks in node.plan.calls:
-            value = rule(g, *[residuals[k] for k in where])
+            value = rule(g, *map(residuals.__getitem__, where))
             gradients += (value,) if picks is None else [value[k] for k in picks]
         return gradients
 

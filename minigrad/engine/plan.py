@@ -39,13 +39,18 @@ class Plan:
     watched: tuple[int, ...] = ()  # positions of the arguments that are residuals
     sources: tuple[int | None, ...] = ()  # for each residual the argument that it is; -1: the result; None: neither
     needs: tuple[bool, ...] = ()  # for each argument with a rule
+    keeps_out: bool = False  # whether the result is a residual
 
 
 def _dtype_of(value: Any) -> Any:
     return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
 
 
-FACTS: dict[str, Callable[[Any], Any]] = {"shape": np.shape, "dtype": _dtype_of, "device": device_of}
+def _shape_of(value: Any) -> Any:
+    return value.shape if hasattr(value, "shape") else np.shape(value)
+
+
+FACTS: dict[str, Callable[[Any], Any]] = {"shape": _shape_of, "dtype": _dtype_of, "device": device_of}
 
 
 def residual_names(rule: Rule) -> tuple[str, ...]:
@@ -87,7 +92,7 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
     fetch = tuple(_fetch(name, position, needs) for name in places)
     watched = tuple(position[name] for name in places if name in position)
     sources = tuple(-1 if name == "out" else position.get(name) for name in places)
-    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, sources, needs)
+    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, sources, needs, "out" in places)
 
 
 def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetch:

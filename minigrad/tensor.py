@@ -52,7 +52,7 @@ class Handle:
             hooks.remove(self._hook)
 
 
-_new = object.__new__
+_new, _NUMBERS = object.__new__, (np.generic, int, float)
 
 
 class Tensor:
@@ -102,7 +102,7 @@ class Tensor:
     def _wrap(array: Array) -> Tensor:
         """A Tensor around an array, or around the number that an operation gave in place of a 0-d array."""
         tensor = _new(Tensor)
-        tensor._data = array if type(array) is np.ndarray or is_array(array) else np.asarray(array)
+        tensor._data = np.asarray(array) if isinstance(array, _NUMBERS) else array
         tensor._grad = tensor.node = tensor._hooks = tensor.name = None
         tensor._requires_grad = False
         tensor._version = [0]

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -41,7 +43,7 @@ class Pass:
     retain_graph: bool = False  # whether nodes keep what their derivatives read
     targets: set[Any] | None = None  # edges whose gradients to find; None: all leaves, to add theirs to ``.grad``
     inner: bool = False  # whether this is a part of another pass, which goes on at the targets and runs their hooks
-    leading: set[Any] | None = None  # with targets: the nodes through which one can be reached
+    leading: set[Any] | None = None  # with targets: the nodes through which one can be reached; None: all that are met
     useful: set[Any] | None = None  # those and the targets
     pending: dict[Any, Any] = field(default_factory=dict)
     owned: set[Any] = field(default_factory=set)
@@ -54,7 +56,7 @@ class Pass:
         with Setting(recording=self.create_graph, autocast=None), self.blocks:
             if self.targets is not None:
                 self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.inner)
-                self.useful = self.leading | self.targets
+                self.useful = None if self.leading is None else self.leading | self.targets
             for edge, g in roots:
                 if self.useful is None or edge in self.useful:
                     self.accumulate(edge, _wrapped(g) if self.create_graph else array_of(g))
@@ -92,11 +94,13 @@ class Pass:
             core.notify("backward", node, g, gradients, started)
         if not self.retain_graph:
             node.release()
-        useful = self.useful
-        for k, (edge, gradient) in enumerate(zip(parents, gradients, strict=True)):
+        useful, create = self.useful, self.create_graph
+        for k, edge in enumerate(parents):
+            gradient = gradients[k]
             if gradient is None or not (useful is None or edge in useful):
                 continue
-            if type(gradient) is not tuple:
+            fits = type(gradient) is tuple or (gradient.dtype is edge.dtype and gradient.shape == edge.shape)
+            if create or not fits:
                 gradient = self.match_shape(node.primitive, edge, gradient)
             first = self.accumulate(edge, gradient)
             if first and not isinstance(edge, Node) and _is_fresh(gradient, g, residuals, gradients[:k]):
@@ -104,6 +108,8 @@ class Pass:
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` in the shape and dtype of ``edge``: broadcasting is undone, any other difference refused."""
+        if type(g) is tuple:
+            return g
         g = _wrapped(g) if self.create_graph else g
         if g.shape != edge.shape:
             if not made_by.elementwise:
@@ -173,26 +179,30 @@ def _add_to_leaf(leaf: Any, g: Any, fresh: bool) -> None:
         leaf._grad += g
 
 
-def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node]:
+def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool] | None) -> set[Node]:
     """All nodes that ``roots`` were made from, and the roots; the search ends at nodes where ``stop`` holds."""
     found: set[Node] = set()
-    stack = [root for root in roots if isinstance(root, Node)]
+    stack = list(roots)
     while stack:
         node = stack.pop()
-        if node not in found and not stop(node):
+        if isinstance(node, Node) and node not in found and not (stop and stop(node)):
             found.add(node)
-            stack += [edge for edge in node.parents or () if isinstance(edge, Node)]
+            stack += node.parents or ()
     return found
 
 
-def _leading_to(targets: set[Any], roots: Sequence[Any], inner: bool) -> set[Any]:
-    """The nodes from which one of ``targets`` can be reached. The pass visits no others."""
-    reachable = nodes_behind(roots, lambda node: inner and node in targets)
-    useful: set[Any] = set()
-    for node in sorted(reachable, key=lambda n: n.number):
-        if node.parents is None or any(edge in targets or edge in useful for edge in node.parents):
+def _leading_to(targets: set[Any], roots: Sequence[Any], inner: bool) -> set[Any] | None:
+    """The nodes from which one of ``targets`` can be reached, None if those are all. The pass visits no others."""
+    reachable = nodes_behind(roots, targets.__contains__ if inner else None)
+    edges = itertools.chain(roots, *[node.parents or (None,) for node in reachable])
+    if not inner and targets.union(reachable).issuperset(edges):
+        return None
+    leading, useful = set(), {*targets}
+    for node in sorted(reachable, key=operator.attrgetter("number")):
+        if node.parents is None or not useful.isdisjoint(node.parents):
+            leading.add(node)
             useful.add(node)
-    return useful
+    return leading
 
 
 def _seed(out: Any, gradient: Any) -> Any:

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-import numpy as np
+from numpy import ndarray
 
 from minigrad.backend import cast_narrow, is_floating
 from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_legal, make_plan, residual_names
@@ -44,6 +44,7 @@ from minigrad.messages.explain import FOREIGN, boundary, told, wrong_call
 
 observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it
+UNKNOWN: Any = object()  # in place of a plan that isn't made yet
 node_ids = itertools.count()  # the order in which nodes are made
 
 
@@ -203,21 +204,21 @@ class Primitive(Operation[P]):
         if self.precision and mode().autocast:
             args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
-        raw, wrt, tensors = [], (), False
-        for value in values:
+        raw, wrt, tensors = [*values], (), False
+        for i, value in enumerate(values):
             if isinstance(value, Tensor):
-                tensors = True
+                tensors, raw[i] = True, value._data
                 if value._requires_grad:
-                    wrt += (len(raw),)  # type: ignore[assignment]
-                raw.append(value._data)
-            elif type(value) in PLAIN or (type(value) is np.ndarray and value.dtype.kind in "biuf"):
-                raw.append(value)
-            elif value is None and len(raw) >= self.required:
-                raw.append(None)
-            else:
-                raw.append(self.checked(value, self.names[len(raw)], values))
+                    wrt += (i,)  # type: ignore[assignment]
+            elif not (type(value) in PLAIN or (type(value) is ndarray and value.dtype.kind in "biuf")) and (
+                value is not None or i < self.required
+            ):
+                raw[i] = self.checked(value, self.names[i], values)
         started = time.perf_counter() if observers else 0.0
-        plan = self._plan(wrt) if wrt and mode().recording else None
+        plan: Plan | None = None
+        if wrt and mode().recording:
+            if (plan := self.plans.get(wrt, UNKNOWN)) is UNKNOWN:
+                plan = self.plans[wrt] = make_plan(self, wrt)
         try:
             out, extras = self._run(raw, plan) if self.keeps_arguments else (self.function(*raw), None)
         except FOREIGN as error:
@@ -251,39 +252,29 @@ class Primitive(Operation[P]):
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
-        if type(out) is tuple:
-            results = tuple(map(Tensor._wrap, out))
-            if plan is not None:
-                attach_several(results, self._make_node(plan, values, raw, out, extras, results))
-            return results
-        result = Tensor._wrap(out)
-        out = result._data
-        if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
+        several = type(out) is tuple
+        result = tuple(map(Tensor._wrap, out)) if several else Tensor._wrap(out)
+        out = out if several else result._data
+        if self.view and not several and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
             result._version = values[0]._version
-        if plan is not None and is_floating(out.dtype):
-            result.node, result._requires_grad = self._make_node(plan, values, raw, out, extras, (result,)), True
-        return result
-
-    def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, results: tuple[Any, ...]) -> Node:
-        parents, residuals, versions = [], [], []  # filled in loops, which are faster than comprehensions
+        if plan is None or not (several or out.dtype.kind == "f" or is_floating(out.dtype)):
+            return result
+        parents, residuals, versions = [], [], []  # filled by loops, which take less time than comprehensions
         for i in plan.wrt:
             parents.append(values[i].node or values[i])
         for fetch in plan.fetch:
             residuals.append(fetch(raw, out, extras))
         for i in plan.watched:
             if isinstance(x := values[i], Tensor):
-                versions.append((x._version, x._version[0], i))
+                versions.append((counter := x._version, counter[0], i))
         if plan.keeps_out:
-            versions += [(result._version, result._version[0], -1) for result in results]
-        several = type(out) is tuple
-        shape, dtype = zip(*((r.shape, r.dtype) for r in results), strict=True) if several else (out.shape, out.dtype)
-        return Node(self, plan, tuple(parents), residuals, shape, dtype, versions)
-
-    def _plan(self, wanted: tuple[int, ...]) -> Plan | None:
-        try:
-            return self.plans[wanted]  # type: ignore[no-any-return]
-        except KeyError:
-            return self.plans.setdefault(wanted, make_plan(self, wanted))  # type: ignore[no-any-return]
+            versions += [(r._version, r._version[0], -1) for r in (result if several else (result,))]
+        if several:
+            facts = zip(*((r.shape, r.dtype) for r in result), strict=True)
+            return attach_several(result, Node(self, plan, tuple(parents), residuals, *facts, versions))
+        result.node = Node(self, plan, tuple(parents), residuals, out.shape, out.dtype, versions)
+        result._requires_grad = True
+        return result
 
     # -- the backward call --
 
@@ -292,8 +283,11 @@ class Primitive(Operation[P]):
         residuals = self.rewrap(node) if create_graph else node.residuals
         gradients: list[Any] = []
         for rule, where, picks in node.plan.calls:
-            value = rule(g, *map(residuals.__getitem__, where))
-            gradients += (value,) if picks is None else [value[k] for k in picks]
+            value = rule(g, *(residuals if where is None else [residuals[k] for k in where]))
+            if picks is None:
+                gradients.append(value)
+            else:
+                gradients += [value[k] for k in picks]
         return gradients
 
     def rewrap(self, node: Node) -> list[Any]:

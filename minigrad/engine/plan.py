@@ -28,6 +28,14 @@ class Declared(NamedTuple):
     joint: bool  # whether it returns a tuple of gradients, or a single one
 
 
+class Call(NamedTuple):
+    """A rule to run: it reads the residuals at ``where`` (None: all), and of a joint one the gradients ``picks``."""
+
+    rule: Rule
+    where: tuple[int, ...] | None
+    picks: tuple[int, ...] | None
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to keep, which rules to call, and what becomes a Tensor again, for one set of arguments with gradients."""
@@ -35,7 +43,7 @@ class Plan:
     wrt: tuple[int, ...]  # positions of the arguments, in the order in which ``calls`` yields their gradients
     names: tuple[str, ...]  # of the residuals
     fetch: tuple[Fetch, ...] = ()  # how to get each of them
-    calls: tuple[tuple[Rule, tuple[int, ...], tuple[int, ...] | None], ...] = ()  # rule, residuals, picks if joint
+    calls: tuple[Call, ...] = ()
     watched: tuple[int, ...] = ()  # positions of the arguments that are residuals
     sources: tuple[int | None, ...] = ()  # for each residual the argument that it is; -1: the result; None: neither
     needs: tuple[bool, ...] = ()  # for each argument with a rule
@@ -88,6 +96,8 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
         return None
     for name in primitive.names if primitive.keeps_arguments else ():
         places.setdefault(name, len(places))
+    everything = tuple(range(len(places)))
+    calls = [(rule, None if where == everything else where, picks) for rule, where, picks in calls]
     needs = tuple(i in among for declared in primitive.rules for i in declared.positions)
     fetch = tuple(_fetch(name, position, needs) for name in places)
     watched = tuple(position[name] for name in places if name in position)

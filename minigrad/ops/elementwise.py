@@ -671,8 +671,8 @@ def share(x: Array, y: Array) -> Array:
             moved = c - a
             lost = (a - (c - moved)) - (b + moved)
             out[far] *= 1 + xp.where(xp.abs(lost) < 1, lost, 0)
-    if (same := (apart != apart) & (x == y)).any():
-        out[same] = 0
+    if (nan := apart != apart).any():
+        out[nan & (x == y)] = 0
     return out
 
 

@@ -3,8 +3,8 @@
     python benchmarks/small.py [--pairs 30] [--write]
 
 Each piece of work is a formula in NumPy's names, which minigrad and autograd differentiate alike; the gradients must
-agree. Both take turns in one process: a pair is a turn of each, who begins changes from pair to pair, and a turn repeats
-the work for about ``--seconds``. The figure is the median over the pairs of autograd's time over ours: above 1
+agree. Both take turns in one process: a pair is a turn of each, who begins changes from pair to pair, and a turn
+repeats the work for about ``--seconds``. The figure is the median over the pairs of autograd's time over ours: above 1
 minigrad is faster. Then what a recorded operation takes, forward and backward, beside torch: ours over torch's.
 ``--write`` puts the tables into results.md.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_variable, "1")  # read when NumPy and torch are imported
+if __name__ == "__main__":  # before NumPy and torch are imported
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 import gc
 import re
@@ -264,8 +264,10 @@ def main() -> None:
     versions = ", ".join(f"{name} {v}" for name, v in measuring.versions(["numpy", "autograd", "torch"]).items())
     share = others.share()
     busy = "" if share is None else f" Other processes took {share:.0%} of the cores' time."
-    intro = f"`python benchmarks/small.py`, one thread, {options.pairs} pairs of turns; {measuring.machine()}; {versions}.{busy}"
-    text = "\n\n".join([intro, *shown])
+    intro = (
+        f"`python benchmarks/small.py`, one thread, {options.pairs} pairs of turns. {measuring.machine()}; {versions}."
+    )
+    text = "\n\n".join([intro + busy, *shown])
     print(f"\n{text}")
     tables.write_json(options.json, results)
     if options.write:

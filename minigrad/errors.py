@@ -31,6 +31,7 @@ class MiniGradError(Exception):
     """
 
     layer = ""  # the path of the module whose forward failed, where modules contain each other
+    origin: Exception  # what this one explains, where it came from inside
 
     def __init__(self, expected: str, got: str, hint: str = "") -> None:
         self.expected, self.got, self.hint = expected, got, hint

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from minigrad.aliases import package_of_ours
+from minigrad.bundled_packages import bundled_package
 
 if TYPE_CHECKING:
     from nn import *
 else:
-    package_of_ours("nn")
+    bundled_package("nn")

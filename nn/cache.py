@@ -10,7 +10,7 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, array_module, to_device
 from minigrad.errors import DTypeError, GraphError, ShapeError
-from minigrad.messages.explain import describe
+from minigrad.messages.explain import describe, explained
 from .checks import check_sizes
 
 Pair: TypeAlias = tuple[Array, Array]  # keys and values of a layer, (batch, num_kv_heads, positions, head_dim)
@@ -34,6 +34,7 @@ class KVCache:
     ((1, 1, 10), 4)
     """
 
+    @explained
     def __init__(
         self, model: Any, max_length: int | None = None, *, memory: Any = None, memory_mask: Any = None
     ) -> None:

@@ -209,7 +209,9 @@ class ConvTranspose2d(_Transposed):
 
 
 class _Pool(Module):
-    """What the layers share: windows and the distances between them."""
+    """What the layers share: windows along ``axes`` axes, and the distances between them."""
+
+    axes: int
 
     def __init__(self, kernel_size: Shape, stride: Shape | None, padding: Shape, ceil_mode: bool) -> None:
         super().__init__()
@@ -235,6 +237,11 @@ class _MaxPool(_Pool):
         super().__init__(kernel_size, stride, padding, ceil_mode)
         self.dilation = dilation
 
+    def forward(self, x: TensorLike) -> Tensor:
+        """The largest elements of ``x``."""
+        function = (F.max_pool1d, F.max_pool2d)[self.axes - 1]
+        return function(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+
 
 class MaxPool1d(_MaxPool):
     """The largest of each window along one axis; stride is kernel_size by default.
@@ -243,22 +250,18 @@ class MaxPool1d(_MaxPool):
     [[[5. 3.]]]
     """
 
-    def forward(self, x: TensorLike) -> Tensor:
-        """The largest elements of ``x``."""
-        return F.max_pool1d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+    axes = 1
 
 
 class MaxPool2d(_MaxPool):
-    """The largest of each window along two axes; stride is kernel_size by default.
+    """The largest of each window along two axes: :class:`MaxPool1d` with numbers or pairs.
 
     >>> import minigrad as mg
     >>> MaxPool2d(2)(mg.ones((1, 3, 4, 4))).shape
     (1, 3, 2, 2)
     """
 
-    def forward(self, x: TensorLike) -> Tensor:
-        """The largest elements of ``x``."""
-        return F.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+    axes = 2
 
 
 class _AvgPool(_Pool):
@@ -275,6 +278,11 @@ class _AvgPool(_Pool):
         super().__init__(kernel_size, stride, padding, ceil_mode)
         self.count_include_pad = count_include_pad
 
+    def forward(self, x: TensorLike) -> Tensor:
+        """The means of ``x``."""
+        function = (F.avg_pool1d, F.avg_pool2d)[self.axes - 1]
+        return function(x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+
 
 class AvgPool1d(_AvgPool):
     """The mean of each window along one axis; stride is kernel_size by default.
@@ -283,19 +291,15 @@ class AvgPool1d(_AvgPool):
     [[[3.  2.5]]]
     """
 
-    def forward(self, x: TensorLike) -> Tensor:
-        """The means of ``x``."""
-        return F.avg_pool1d(x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+    axes = 1
 
 
 class AvgPool2d(_AvgPool):
-    """The mean of each window along two axes; stride is kernel_size by default.
+    """The mean of each window along two axes: :class:`AvgPool1d` with numbers or pairs.
 
     >>> import minigrad as mg
     >>> AvgPool2d(2)(mg.ones((1, 3, 4, 4))).shape
     (1, 3, 2, 2)
     """
 
-    def forward(self, x: TensorLike) -> Tensor:
-        """The means of ``x``."""
-        return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+    axes = 2

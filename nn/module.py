@@ -25,7 +25,8 @@ from minigrad.errors import (
     MiniGradError,
     StateError,
 )
-from minigrad.messages.explain import describe, explain_methods
+from minigrad.messages.explain import describe, explain_methods, explained
+from minigrad.messages.habits import hints
 from minigrad.tensor import Handle
 from .parameter import Parameter
 
@@ -47,18 +48,7 @@ class HasForward(Protocol[P, R]):
         """What the module computes."""
 
 
-# What people type out of habit from torch, and the way here.
-HABITS = {
-    "cuda": 'to("cuda")',
-    "cpu": 'to("cpu")',
-    "float": 'to(dtype="float32")',
-    "double": 'to(dtype="float64")',
-    "half": 'to(dtype="float16")',
-    "bfloat16": 'to(dtype="bfloat16")',
-    "children": "named_children()",
-    "register_parameter": "self.name = nn.Parameter(…)",
-    "add_module": "self.name = module",
-}
+HABITS = hints("names of torch's modules")
 
 
 class LoadResult(NamedTuple):
@@ -92,6 +82,7 @@ class Module:
         super().__init_subclass__(**options)
         explain_methods(cls, ["__init__", "forward"])  # a call with wrong arguments says what the layer takes
 
+    @explained
     def __init__(self) -> None:
         vars(self).update(training=True, _buffers={}, _path="", _hooks=[], _pre_hooks=[])
 

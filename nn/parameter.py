@@ -13,6 +13,7 @@ import numpy as np
 from minigrad import Tensor, random
 from minigrad.backend import DType, array_module, as_dtype, is_array, is_floating
 from minigrad.errors import ArgumentError, DTypeError
+from minigrad.messages.explain import explained
 
 
 class Parameter(Tensor):
@@ -27,6 +28,7 @@ class Parameter(Tensor):
 
     __slots__ = ()
 
+    @explained
     def __init__(self, data: Any, requires_grad: bool = True, dtype: DType = None, device: str | None = None) -> None:
         typed = isinstance(data, Tensor) or is_array(data)
         super().__init__(data, requires_grad, dtype if typed or dtype is not None else np.float32, device)

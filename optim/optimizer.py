@@ -15,8 +15,7 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, GraphError, NonFiniteError, StateError
-from minigrad.messages.explain import describe as told
-from minigrad.messages.explain import explain_methods
+from minigrad.messages.explain import describe, explain_methods, explained
 from minigrad.tensor import Tensor
 from .groups import as_parameters, gradient_of, param_name
 from .tiles import as_rows, map_tiles
@@ -73,6 +72,7 @@ class Optimizer:
         super().__init_subclass__(**options)
         explain_methods(cls, ["__init__"])  # a wrong option is told with those that there are
 
+    @explained
     def __init__(self, params: Iterable[Tensor] | Iterable[Group], defaults: Group) -> None:
         self.defaults = defaults
         self.param_groups: list[Group] = []
@@ -254,7 +254,7 @@ class Optimizer:
         Raises StateError, and changes nothing, where groups, names or shapes are not those of this optimizer.
         """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
-            got = str(sorted(state_dict)) if isinstance(state_dict, Mapping) else told(state_dict)
+            got = str(sorted(state_dict)) if isinstance(state_dict, Mapping) else describe(state_dict)
             raise StateError("a state dict with 'state' and 'param_groups'", got, "optimizer.state_dict() gives one")
         groups = self._loaded_groups(state_dict["param_groups"])
         state = self._loaded_state(state_dict["state"], groups)

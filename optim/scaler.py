@@ -9,7 +9,7 @@ import numpy as np
 from minigrad.backend import Array, array_module, is_floating
 from minigrad.engine.core import Primitive
 from minigrad.errors import ArgumentError, DTypeError, GraphError, StateError
-from minigrad.messages.explain import describe
+from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
 from . import gpu
 from .optimizer import Optimizer
@@ -53,6 +53,7 @@ class GradScaler:
     [0.] 1024.0 0
     """
 
+    @explained
     def __init__(
         self,
         init_scale: float = 2.0**16,

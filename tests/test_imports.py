@@ -23,7 +23,7 @@ LAYERS = [
     ["checkpointing"],
     ["functional"],
     ["testing"],
-    ["aliases"],
+    ["bundled_packages"],
     ["nn", "optim"],
 ]
 LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
-import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -96,20 +94,18 @@ class Pass:
             node.release()
         useful, create = self.useful, self.create_graph
         for k, edge in enumerate(parents):
-            gradient = gradients[k]
-            if gradient is None or not (useful is None or edge in useful):
+            found = gradients[k]
+            if found is None or not (useful is None or edge in useful):
                 continue
-            fits = type(gradient) is tuple or (gradient.dtype is edge.dtype and gradient.shape == edge.shape)
-            if create or not fits:
-                gradient = self.match_shape(node.primitive, edge, gradient)
-            first = self.accumulate(edge, gradient)
-            if first and not isinstance(edge, Node) and _is_fresh(gradient, g, residuals, gradients[:k]):
+            if type(found) is not tuple and (create or found.dtype is not edge.dtype or found.shape != edge.shape):
+                found = self.match_shape(node.primitive, edge, found)
+            first = edge not in self.pending
+            self.accumulate(edge, found)
+            if first and not isinstance(edge, Node) and _is_fresh(found, g, residuals, gradients[:k]):
                 self.owned.add(edge)
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` in the shape and dtype of ``edge``: broadcasting is undone, any other difference refused."""
-        if type(g) is tuple:
-            return g
         g = _wrapped(g) if self.create_graph else g
         if g.shape != edge.shape:
             if not made_by.elementwise:
@@ -128,15 +124,14 @@ class Pass:
             g = g if new is None else _given(new, "a gradient from a hook", g, "None leaves the gradient as it is")
         return g
 
-    def accumulate(self, edge: Any, g: Any) -> bool:
-        """Add ``g`` to the gradient that waits at ``edge``; whether it is the first to come there."""
+    def accumulate(self, edge: Any, g: Any) -> None:
+        """Add ``g`` to the gradient that waits at ``edge``."""
         before = self.pending.get(edge)
         if before is None:
             self.pending[edge] = g
             if isinstance(edge, Node):
                 heapq.heappush(self.heap, (-edge.number, edge))
-            return True
-        if type(g) is tuple:
+        elif type(g) is tuple:
             pairs = zip(before, g, strict=True)  # a part is None where nothing has come for it
             self.pending[edge] = tuple(a if b is None else b if a is None else a + b for a, b in pairs)
         elif edge in self.owned:
@@ -145,13 +140,11 @@ class Pass:
             self.pending[edge] = before + g
             if not self.create_graph and g.shape != ():  # a sum of shape () is a NumPy number, which has no place
                 self.owned.add(edge)
-        return False
 
 
 def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:
     """Whether nobody else can hold ``g``: it is no view, not the incoming gradient, no residual, no other gradient."""
-    others = (incoming, *(residuals or ()), *earlier)
-    return is_array(g) and g.base is None and all(g is not other for other in others)
+    return is_array(g) and g.base is None and all(g is not other for other in (incoming, *(residuals or ()), *earlier))
 
 
 def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
@@ -194,14 +187,12 @@ def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool] | None) -> s
 def _leading_to(targets: set[Any], roots: Sequence[Any], inner: bool) -> set[Any] | None:
     """The nodes from which one of ``targets`` can be reached, None if those are all. The pass visits no others."""
     reachable = nodes_behind(roots, targets.__contains__ if inner else None)
-    edges = itertools.chain(roots, *[node.parents or (None,) for node in reachable])
-    if not inner and targets.union(reachable).issuperset(edges):
+    if not inner and targets | reachable >= {edge for n in reachable for edge in n.parents or (None,)}.union(roots):
         return None
-    leading, useful = set(), {*targets}
-    for node in sorted(reachable, key=operator.attrgetter("number")):
-        if node.parents is None or not useful.isdisjoint(node.parents):
+    leading: set[Any] = set()
+    for node in sorted(reachable, key=lambda n: n.number):
+        if node.parents is None or not (targets.isdisjoint(node.parents) and leading.isdisjoint(node.parents)):
             leading.add(node)
-            useful.add(node)
     return leading
 
 
@@ -262,7 +253,7 @@ def grad(
     missing = [i for i, edge in enumerate(edges) if edge not in work.found]
     if missing and not allow_unused:
         raise GraphError("outputs made from every input", f"no path to input {missing[0]}", "or pass allow_unused=True")
-    found = [work.found.get(edge) for edge in edges]
+    found = map(work.found.get, edges)
     return tuple(None if g is None else _wrapped(g if create_graph else array_module(g).array(g)) for g in found)  # type: ignore[misc]
 
 

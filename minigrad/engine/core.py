@@ -40,7 +40,7 @@ from minigrad.engine.recording import F, mode
 from minigrad.engine.registry import PLAIN, Operation, P, register
 from minigrad.errors import CallError, GraphError
 from minigrad.messages.arguments import as_list, as_operand
-from minigrad.messages.explain import FOREIGN, boundary, told, wrong_call
+from minigrad.messages.explain import FOREIGN, explanation, wrong_call
 
 observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it
@@ -61,12 +61,11 @@ class Node:
 
     __slots__ = ("_hooks", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions")
 
-    def __init__(
-        self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any, versions: Any = ()
-    ) -> None:
+    def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
         self.number = next(node_ids)
         self.primitive, self.plan = primitive, plan
-        self.parents, self.residuals, self.versions = parents, residuals, versions
+        self.parents, self.residuals = parents, residuals
+        self.versions: Any = ()
         self.shape, self.dtype = shape, dtype  # of the result; tuples where there are several
         self._hooks: list[Callable[[Any], Any]] | None = None
         self.note: Any = None  # belongs to the observers
@@ -143,8 +142,8 @@ class Primitive(Operation[P]):
     keeps_arguments  a node keeps all arguments, and rules may read what the function kept besides
     """
 
-    scales_losses = False
-    keeps_arguments = False
+    scales_losses = keeps_arguments = False
+    _run: Any  # of (arrays, plan), where ``keeps_arguments``: the result, and by name what a kernel kept besides
 
     def __init__(self, function: Callable[P, Any], elementwise: bool = False, view: bool = False, **facts: Any) -> None:
         super().__init__(function, **facts)
@@ -199,7 +198,6 @@ class Primitive(Operation[P]):
 
     # -- the forward call --
 
-    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and mode().autocast:
             args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
@@ -216,13 +214,12 @@ class Primitive(Operation[P]):
                 raw[i] = self.checked(value, self.names[i], values)
         started = time.perf_counter() if observers else 0.0
         plan: Plan | None = None
-        if wrt and mode().recording:
-            if (plan := self.plans.get(wrt, UNKNOWN)) is UNKNOWN:
-                plan = self.plans[wrt] = make_plan(self, wrt)
+        if wrt and mode().recording and (plan := self.plans.get(wrt, UNKNOWN)) is UNKNOWN:
+            plan = self.plans[wrt] = make_plan(self, wrt)
         try:
             out, extras = self._run(raw, plan) if self.keeps_arguments else (self.function(*raw), None)
         except FOREIGN as error:
-            raise told(self, values, {}, error)  # noqa: B904
+            raise explanation(self, values, {}, error)  # noqa: B904
         if not tensors:
             return out
         result = self._record(plan, values, raw, out, extras)
@@ -246,10 +243,6 @@ class Primitive(Operation[P]):
         """The arguments in the precision that autocast gives them; float64 and integers stay."""
         return cast_narrow(values, mode().autocast if self.precision == "low" else "float32")
 
-    def _run(self, raw: list[Any], plan: Plan | None) -> Any:
-        """The result on arrays, and by name what a kernel kept besides, if ``keeps_arguments``."""
-        raise NotImplementedError
-
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
         several = type(out) is tuple
@@ -267,14 +260,12 @@ class Primitive(Operation[P]):
         for i in plan.watched:
             if isinstance(x := values[i], Tensor):
                 versions.append((counter := x._version, counter[0], i))
-        if plan.keeps_out:
+        if -1 in plan.sources:
             versions += [(r._version, r._version[0], -1) for r in (result if several else (result,))]
-        if several:
-            facts = zip(*((r.shape, r.dtype) for r in result), strict=True)
-            return attach_several(result, Node(self, plan, tuple(parents), residuals, *facts, versions))
-        result.node = Node(self, plan, tuple(parents), residuals, out.shape, out.dtype, versions)
-        result._requires_grad = True
-        return result
+        shape, dtype = zip(*((r.shape, r.dtype) for r in result), strict=True) if several else (out.shape, out.dtype)
+        node = Node(self, plan, tuple(parents), residuals, shape, dtype)
+        node.versions = versions
+        return attach_several(result, node) if several else attach(result, node)
 
     # -- the backward call --
 
@@ -284,10 +275,7 @@ class Primitive(Operation[P]):
         gradients: list[Any] = []
         for rule, where, picks in node.plan.calls:
             value = rule(g, *(residuals if where is None else [residuals[k] for k in where]))
-            if picks is None:
-                gradients.append(value)
-            else:
-                gradients += [value[k] for k in picks]
+            gradients += (value,) if picks is None else [value[k] for k in picks]
         return gradients
 
     def rewrap(self, node: Node) -> list[Any]:
@@ -310,14 +298,13 @@ class SequencePrimitive(Primitive[P]):
         super().__init__(function, **facts)
         self.checks[self.names[0]] = as_list
 
-    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         arrays, *others = self._bind(args, kwargs)
         arrays = self.checked(arrays, self.names[0])
         try:
             return self._of_length(len(arrays))(*arrays, *others)
         except FOREIGN as error:
-            raise told(self, (arrays, *others), {}, error)  # noqa: B904
+            raise explanation(self, (arrays, *others), {}, error)  # noqa: B904
 
     def _of_length(self, count: int) -> Primitive[...]:
         """The plain primitive for lists of this length; up to 64 of them are kept."""

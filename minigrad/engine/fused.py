@@ -17,7 +17,7 @@ from minigrad.engine.core import Node, Primitive
 from minigrad.engine.plan import Plan
 from minigrad.engine.recording import F, enable_grad, mode
 from minigrad.engine.registry import P, register
-from minigrad.messages.explain import called_by_name
+from minigrad.messages.explain import FOREIGN, explanation
 
 Kernel: TypeAlias = Callable[..., Any]
 
@@ -99,10 +99,12 @@ class Fused(Primitive[P]):
             for place, value in enumerate(values)
         )
 
-    @called_by_name
     def _defined(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter() if core.observers else 0.0
-        out = self.definition(*args, **kwargs)
+        try:
+            out = self.definition(*args, **kwargs)
+        except FOREIGN as error:
+            raise explanation(self, args, kwargs, error)  # noqa: B904
         core.notify("definition", self, started)
         return out
 

@@ -16,7 +16,7 @@ import numpy as np
 from minigrad.backend import device_of
 
 Rule: TypeAlias = Callable[..., Any]
-Fetch: TypeAlias = Callable[[Any, Any, Any], Any]  # (arguments, result, extras of a kernel) to a residual
+Fetch: TypeAlias = Callable[..., Any]  # of (arguments, result, extras of a kernel): a residual
 
 
 class Declared(NamedTuple):
@@ -28,14 +28,6 @@ class Declared(NamedTuple):
     joint: bool  # whether it returns a tuple of gradients, or a single one
 
 
-class Call(NamedTuple):
-    """A rule to run: it reads the residuals at ``where`` (None: all), and of a joint one the gradients ``picks``."""
-
-    rule: Rule
-    where: tuple[int, ...] | None
-    picks: tuple[int, ...] | None
-
-
 @dataclass(frozen=True)
 class Plan:
     """What to keep, which rules to call, and what becomes a Tensor again, for one set of arguments with gradients."""
@@ -43,22 +35,17 @@ class Plan:
     wrt: tuple[int, ...]  # positions of the arguments, in the order in which ``calls`` yields their gradients
     names: tuple[str, ...]  # of the residuals
     fetch: tuple[Fetch, ...] = ()  # how to get each of them
-    calls: tuple[Call, ...] = ()
+    calls: tuple[tuple[Rule, Any, Any], ...] = ()  # rule, places of its residuals (None: all), picks if joint
     watched: tuple[int, ...] = ()  # positions of the arguments that are residuals
     sources: tuple[int | None, ...] = ()  # for each residual the argument that it is; -1: the result; None: neither
     needs: tuple[bool, ...] = ()  # for each argument with a rule
-    keeps_out: bool = False  # whether the result is a residual
 
 
 def _dtype_of(value: Any) -> Any:
     return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
 
 
-def _shape_of(value: Any) -> Any:
-    return value.shape if hasattr(value, "shape") else np.shape(value)
-
-
-FACTS: dict[str, Callable[[Any], Any]] = {"shape": _shape_of, "dtype": _dtype_of, "device": device_of}
+FACTS: dict[str, Fetch] = {"shape": lambda x: getattr(x, "shape", ()), "dtype": _dtype_of, "device": device_of}
 
 
 def residual_names(rule: Rule) -> tuple[str, ...]:
@@ -96,13 +83,12 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
         return None
     for name in primitive.names if primitive.keeps_arguments else ():
         places.setdefault(name, len(places))
-    everything = tuple(range(len(places)))
-    calls = [(rule, None if where == everything else where, picks) for rule, where, picks in calls]
+    calls = [(rule, None if where == (*range(len(places)),) else where, picks) for rule, where, picks in calls]
     needs = tuple(i in among for declared in primitive.rules for i in declared.positions)
     fetch = tuple(_fetch(name, position, needs) for name in places)
     watched = tuple(position[name] for name in places if name in position)
     sources = tuple(-1 if name == "out" else position.get(name) for name in places)
-    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, sources, needs, "out" in places)
+    return Plan(tuple(wrt), tuple(places), fetch, tuple(calls), watched, sources, needs)
 
 
 def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetch:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextvars import ContextVar, copy_context
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,9 +49,9 @@ class Setting:
 
     def __exit__(self, *_: object) -> None:
         blocks = mode().blocks
-        places = [k for k, setting in enumerate(blocks) if setting is self]  # none: it was opened in another context
-        if places:
-            _open(blocks[: places[-1]] + blocks[places[-1] + 1 :])
+        if self in blocks:  # else it was opened in another context
+            latest = len(blocks) - blocks[::-1].index(self)
+            _open(blocks[: latest - 1] + blocks[latest:])
 
     def __call__(self, function: F) -> F:
         if inspect.isasyncgenfunction(function):
@@ -64,10 +63,10 @@ class Setting:
                 return function(*args, **kwargs)
 
         def generate(*args: Any, **kwargs: Any) -> Any:
-            return _steps(self, function(*args, **kwargs))
+            return (yield from _Steps(self, function(*args, **kwargs)))
 
         async def wait(*args: Any, **kwargs: Any) -> Any:
-            return await _steps(self, function(*args, **kwargs))
+            return await _Steps(self, function(*args, **kwargs))
 
         awaited, generated = inspect.iscoroutinefunction(function), inspect.isgeneratorfunction(function)
         return functools.wraps(function)(wait if awaited else generate if generated else run)  # type: ignore[return-value]
@@ -84,21 +83,20 @@ def _open(blocks: tuple[Setting, ...]) -> None:
     current.set(Mode(**facts, blocks=blocks, warnings=warnings))
 
 
-@types.coroutine
-def _steps(setting: Setting, body: Any) -> Any:
-    """Run a generator or a coroutine step by step in a context of its own, in which ``setting`` holds."""
-    context = copy_context()
-    context.run(setting.__enter__)
-    resume, message = body.send, None
-    while True:
-        try:
-            item = context.run(resume, message)
-        except StopIteration as stop:
-            return stop.value
-        try:
-            resume, message = body.send, (yield item)
-        except BaseException as error:  # also the GeneratorExit of close()
-            resume, message = body.throw, error
+class _Steps(Generator[Any, Any, Any]):
+    """A generator or a coroutine that runs step by step in a context of its own, in which ``setting`` holds."""
+
+    def __init__(self, setting: Setting, body: Any) -> None:
+        self.body, self.context = body, copy_context()
+        self.context.run(setting.__enter__)
+
+    def send(self, value: Any) -> Any:
+        return self.context.run(self.body.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self.context.run(self.body.throw, *error)
+
+    __await__ = Generator.__iter__
 
 
 class _Recording(Setting):

@@ -18,7 +18,7 @@ import numpy as np
 from minigrad.backend import is_array, to_gpu_of_any
 from minigrad.errors import ArgumentError
 from minigrad.messages.arguments import check_of
-from minigrad.messages.explain import called_by_name
+from minigrad.messages.explain import FOREIGN, explanation
 
 P = ParamSpec("P")
 Made = TypeVar("Made", bound="Operation[Any]")
@@ -92,15 +92,17 @@ class Composite(Operation[P]):
         super().__init__(function, **facts)
         self.names = [name for name, p in self.parameters.items() if p.kind is not p.KEYWORD_ONLY]
 
-    @called_by_name
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        others = (*args, *kwargs.values())
-        if all(map(_is_plain, others)):
-            return self.function(*args, **kwargs)
-        places = itertools.chain(self.names, itertools.repeat(self.names[-1]))  # of which the last may be *arrays
-        values = [self.checked(value, name, others) for name, value in zip(places, args, strict=False)]
-        named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
-        return self.function(*values, **named)
+        try:
+            others = (*args, *kwargs.values())
+            if all(map(_is_plain, others)):
+                return self.function(*args, **kwargs)
+            places = itertools.chain(self.names, itertools.repeat(self.names[-1]))  # of which the last may be *arrays
+            values = [self.checked(value, name, others) for name, value in zip(places, args, strict=False)]
+            named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
+            return self.function(*values, **named)
+        except FOREIGN as error:
+            raise explanation(self, args, kwargs, error)  # noqa: B904
 
 
 def _is_plain(value: Any) -> bool:

@@ -55,13 +55,17 @@ _samples = [
 ]
 
 
-def _flops(x: Array, weight: Array, bias: Any, out: Array, wrt: frozenset[str]) -> tuple[float, float]:
+def _flops(windows: int, weight: Array, bias: Any, out: Array, wrt: frozenset[str]) -> tuple[float, float]:
     """A product of each window with the weight; one more for each gradient. A bias is an addition for each result."""
-    n, added = 2 * out.size * math.prod(weight.shape[1:]), 0 if bias is None else out.size
+    n, added = 2 * windows * math.prod(weight.shape[1:]), 0 if bias is None else out.size
     return n + added, n * len(wrt & {"x", "weight"}) + added * ("bias" in wrt)
 
 
-@fused(precision="low", torch=_torch, numpy=False, samples=_samples, flops=_flops)
+def _flops_forward(x: Array, weight: Array, bias: Any, out: Array, wrt: frozenset[str]) -> tuple[float, float]:
+    return _flops(out.size, weight, bias, out, wrt)
+
+
+@fused(precision="low", torch=_torch, numpy=False, samples=_samples, flops=_flops_forward)
 def convolution(
     x: Array,
     weight: Array,
@@ -102,25 +106,24 @@ def _grouped(weight: Any, groups: int) -> tuple[int, int, int]:
 
 
 def _grid(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Grid:
-    _check(x, weight, bias, groups, "x (N, C, length…) and weight (O, C / groups, kernel…)")
-    if x.shape[1] != weight.shape[1] * groups or len(weight) % groups:
-        got = f"{x.shape} and {weight.shape}, groups={groups}"
-        raise ShapeError("x (N, C, length…) and weight (O, C / groups, kernel…), groups dividing O", got,
-                         "the second axis of x counts channels")  # fmt: skip
-    _check_bias(bias, len(weight))
+    _check(x, weight, bias, groups, "O", "C")
     return make_grid(x.shape[2:], weight.shape[2:], stride, padding, dilation)
 
 
-def _check(x: Any, weight: Any, bias: Any, groups: int, wanted: str) -> None:
+def _check(x: Any, weight: Any, bias: Any, groups: int, first: str, second: str) -> None:
+    """Refuse shapes that don't fit; the weight is (first, second / groups, …): O and C, or of the transpose C and O."""
+    wanted = f"x (N, C, length…) and weight ({first}, {second} / groups, kernel…)"
     if np.ndim(x) < 3 or np.ndim(weight) != np.ndim(x):
         raise ShapeError(wanted, f"{np.shape(x)} and {np.shape(weight)}", "x[None] makes a batch of one")
     if groups < 1:
         raise ArgumentError("groups, a whole number from 1", str(groups), "1 lets every result see every channel")
-
-
-def _check_bias(bias: Any, channels: int) -> None:
-    if bias is not None and np.shape(bias) != (channels,):
-        raise ShapeError(f"a bias of shape ({channels},)", f"{np.shape(bias)}", "one number for each output channel")
+    lengths = {first: len(weight), second: weight.shape[1] * groups}
+    if x.shape[1] != lengths["C"] or len(weight) % groups:
+        got, hint = f"{x.shape} and {weight.shape}, groups={groups}", "the second axis of x counts channels"
+        raise ShapeError(f"{wanted}, groups dividing {first}", got, hint)
+    if bias is not None and np.shape(bias) != (lengths["O"],):
+        hint = "one number for each output channel"
+        raise ShapeError(f"a bias of shape ({lengths['O']},)", f"{np.shape(bias)}", hint)
 
 
 @convolution.defforward
@@ -177,8 +180,7 @@ _samples = [
 
 
 def _flops_transposed(x: Array, weight: Array, bias: Any, out: Array, wrt: frozenset[str]) -> tuple[float, float]:
-    n, added = 2 * x.size * math.prod(weight.shape[1:]), 0 if bias is None else out.size
-    return n + added, n * len(wrt & {"x", "weight"}) + added * ("bias" in wrt)
+    return _flops(x.size, weight, bias, out, wrt)
 
 
 @fused(precision="low", torch=_torch_transposed, numpy=False, samples=_samples, flops=_flops_transposed)
@@ -218,12 +220,7 @@ def _transposed_grid(
     x: Any, weight: Any, bias: Any, stride: Any, padding: Any, output_padding: Any, groups: int, dilation: Any
 ) -> Grid:
     """The grid of the convolution that leads from the result to x."""
-    _check(x, weight, bias, groups, "x (N, C, length…) and weight (C, O / groups, kernel…)")
-    if x.shape[1] != len(weight) or len(weight) % groups:
-        got = f"{x.shape} and {weight.shape}, groups={groups}"
-        raise ShapeError("x (N, C, length…) and weight (C, O / groups, kernel…), groups dividing C", got,
-                         "the second axis of x counts channels")  # fmt: skip
-    _check_bias(bias, weight.shape[1] * groups)
+    _check(x, weight, bias, groups, "C", "O")
     count, kernel = x.ndim - 2, weight.shape[2:]
     steps, gaps = spread_out(stride, count, "stride"), spread_out(dilation, count, "dilation")
     pads, more = spread_out(padding, count, "padding", 0), spread_out(output_padding, count, "output_padding", 0)

@@ -560,6 +560,11 @@ def test_28_generators_run_in_their_mode_and_leave_the_callers():
     next(unfinished)
     unfinished.close()
     assert seen[-1] == ("closed", False)
+    seen.clear()
+    dropped = steps()
+    next(dropped)
+    del dropped  # which closes it
+    assert seen == [False, ("closed", False)]
     assert mg.is_grad_enabled()
 
 

@@ -11,6 +11,7 @@ import ast
 import asyncio
 import copy
 import errno
+import gc
 import math
 import operator
 import os
@@ -19,6 +20,8 @@ import re
 import stat
 import tempfile
 import textwrap
+import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +38,7 @@ import optim
 from minigrad import errors
 from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, CallError, DTypeError, GraphError, MiniGradError
-from minigrad.messages.habits import NAMES, OUT_OF_SCOPE
+from minigrad.messages.habits import NAMES, OUT_OF_SCOPE, hints
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
@@ -187,6 +190,22 @@ def test_hints_name_what_there_is() -> None:
     assert not OUT_OF_SCOPE.keys() & {*NAMES, *mg.__all__, *nn.__all__, *F.__all__, *optim.__all__}
 
 
+def test_the_table_of_hints_is_whole() -> None:
+    """Each section is found, each row has its parts, no name stands twice, and no hint for NumPy's errors is unused."""
+    text = (ROOT / "minigrad" / "messages" / "hints.txt").read_text()
+    sections = re.findall(r"^\[(.+)\]$", text, re.MULTILINE)
+    torch_s = ["names of torch", "names of torch's modules", "out of scope", "keywords", "keywords without a twin"]
+    assert sections == [*torch_s, "errors of NumPy"]
+    tables = {section: hints(section) for section in sections}
+    rows = re.findall(r"^([^#\[\n].*?) = (.+)$", text.partition("\n[")[2], re.MULTILINE)
+    assert sum(map(len, tables.values())) == sum(len(names.split(", ")) for names, _ in rows)
+    golden = LIST.read_text()
+    for row in set(tables["errors of NumPy"].values()):
+        kind, expected, hint = row.split(" -> ")
+        assert issubclass(getattr(errors, kind), MiniGradError) and f"Expected: {expected}\n" in golden, row
+        assert f"Hint: {hint}\n" in golden
+
+
 def test_every_method_says_its_signature() -> None:
     """A wrong call of any method is told as such, and its signature stays readable for tools."""
     methods = [name for name, value in vars(mg.Tensor).items() if callable(value) and not name.startswith("_")]
@@ -194,6 +213,17 @@ def test_every_method_says_its_signature() -> None:
     for name in methods:
         with pytest.raises(CallError, match=rf"(?s)Expected: Tensor.{name}\(.*there is no foo="):
             getattr(mg.Tensor([1.0]), name)(foo=1)
+
+
+PUBLIC = [getattr(module, name) for module in (nn, optim) for name in module.__all__]
+CLASSES = [thing for thing in PUBLIC if isinstance(thing, type) and not issubclass(thing, tuple)]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_constructors_go_by_their_public_names(kind: type) -> None:
+    """Also where a private base, which classes share, defines them."""
+    with pytest.raises((CallError, ArgumentError), match=rf"\AExpected: {kind.__name__}\((?s:.)*foo"):
+        kind(foo=1)
 
 
 def test_exceptions_of_the_user_pass_as_they_are() -> None:
@@ -230,6 +260,26 @@ def test_the_outermost_call_explains() -> None:
         composed(np.ones(3))
     with pytest.raises(errors.AxisError, match=r"Got: 2, in var\(float64 \(3,\), axis=2\)"):
         mg.var(np.ones(3), axis=2)
+
+
+def test_an_explanation_of_an_explanation_keeps_the_layer_and_no_arrays() -> None:
+    """An outer call explains anew what an inner one explained; the frames of both are let go with their arrays."""
+
+    def ours(function: Callable[..., Any]) -> Callable[..., Any]:
+        code = function.__code__.replace(co_filename=nn.functional.__file__)
+        return types.FunctionType(code, globals(), function.__name__, None, function.__closure__)
+
+    adding = type("Adding", (nn.Module,), {"forward": ours(lambda self, x: mg.add(x, np.ones(3)))})
+    net, x = nn.Sequential(nn.ReLU(), adding()), np.ones((4, 5))
+    gone = weakref.ref(x)
+    outer = mg.messages.explain.explained(ours(lambda x: net(x)))
+    with pytest.raises(errors.ShapeError, match=r"Got: .*<lambda>\(float64 \(4, 5\)\), in 1, a Adding") as caught:
+        outer(x)
+    error = caught.value
+    del x, caught
+    error.__traceback__ = None
+    gc.collect()
+    assert gone() is None and error.layer == "1, a Adding"
 
 
 # ---- what would go wrong in silence ---------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def the_op(page: Path) -> str:
 def copied(folder: Path) -> Path:
     """A copy of the project, the op appended to its table and named in ``__all__``, as steps 1 and 3 say."""
     for name in ("minigrad", "nn", "optim", "tests", "examples", "pyproject.toml"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.txt")
+        ignored = shutil.ignore_patterns("__pycache__", "data")
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name, **({"ignore": ignored} if copy is shutil.copytree else {}))
     assert f"`{TABLE}`" in PAGE.read_text()

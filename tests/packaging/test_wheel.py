@@ -22,7 +22,7 @@ SOURCES = {
     path.relative_to(ROOT).as_posix()
     for package in PACKAGES
     for path in (ROOT / package).rglob("*")
-    if path.suffix in (".py", ".pyi", ".cu", ".cuh") or path.name == "py.typed"
+    if path.suffix in (".py", ".pyi", ".cu", ".cuh", ".txt") or path.name == "py.typed"
 }
 
 

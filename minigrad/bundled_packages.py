@@ -19,11 +19,11 @@ from types import ModuleType
 HERE = Path(__file__).parent
 
 
-def package_of_ours(name: str) -> ModuleType:
+def bundled_package(name: str) -> ModuleType:
     """Our package ``name``, entered in ``sys.modules`` as ``minigrad.name``, its submodules likewise."""
     bundled = HERE / "bundled" / name
     source = bundled if bundled.exists() else HERE.parent / name
-    if is_found(name, source):
+    if is_ours(name, source):
         package = importlib.import_module(name)
         parts = {key: module for key, module in sys.modules.items() if key == name or key.startswith(f"{name}.")}
         sys.modules.update({f"minigrad.{key}": module for key, module in parts.items()})
@@ -36,7 +36,7 @@ def package_of_ours(name: str) -> ModuleType:
     return package
 
 
-def is_found(name: str, source: Path) -> bool:
+def is_ours(name: str, source: Path) -> bool:
     """Whether ``import name`` gives the package whose files lie in ``source``."""
     try:
         spec = find_spec(name)

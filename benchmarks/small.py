@@ -136,7 +136,7 @@ def with_minigrad(work: Work) -> Run:
             return [value.data, *(slope.data for slope in slopes)]
 
         return run
-    transform = {"jacobian": mg.functional.jacobian, "hessian": mg.functional.hessian}[work.kind]
+    transform: Any = {"jacobian": mg.functional.jacobian, "hessian": mg.functional.hessian}[work.kind]
     return lambda: [transform(lambda x: function(x, *work.arguments[1:]), work.arguments[0]).data]
 
 
@@ -152,7 +152,7 @@ def with_autograd(work: Work) -> Run:
             return [value, *slopes]
 
         return run
-    transform = {"jacobian": autograd.jacobian, "hessian": autograd.hessian}[work.kind]
+    transform: Any = {"jacobian": autograd.jacobian, "hessian": autograd.hessian}[work.kind]
     return lambda: [transform(function)(*work.arguments)]
 
 

@@ -246,7 +246,7 @@ class Primitive(Operation[P]):
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
         several = type(out) is tuple
-        result = tuple(map(Tensor._wrap, out)) if several else Tensor._wrap(out)
+        result: Any = tuple(map(Tensor._wrap, out)) if several else Tensor._wrap(out)
         out = out if several else result._data
         if self.view and not several and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
             result._version = values[0]._version

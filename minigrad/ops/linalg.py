@@ -58,7 +58,7 @@ def matmul(x: Array, y: Array) -> Array:
     """
     xp = array_module(x, y)
     x, y = xp.asarray(x), xp.asarray(y)
-    if xp is np and (is_half(x.dtype) or is_half(y.dtype)):
+    if xp is np and 2 in (x.dtype.itemsize, y.dtype.itemsize) and (is_half(x.dtype) or is_half(y.dtype)):
         narrow = np.result_type(x.dtype, y.dtype)
         with np.errstate(over="ignore"):
             wide = np.result_type(narrow, np.float32)
@@ -69,29 +69,28 @@ def matmul(x: Array, y: Array) -> Array:
     return xp.matmul(x, y) if xp is np else product(x, y)
 
 
-def _matrices(g: Array, x_ndim: int, y_ndim: int) -> Array:
-    """The gradient of a product with the axes back that 1-D factors had lost."""
-    g = expand_dims(g, -1) if y_ndim == 1 else g
-    return expand_dims(g, -2) if x_ndim == 1 else g
-
-
 def _matmul_left(g: Array, y: Array, x_shape: Any) -> Array:
-    """g yᵀ, summed over broadcast axes."""
-    g = _matrices(g, len(x_shape), y.ndim)
-    y = expand_dims(y, -1) if y.ndim == 1 else y
-    shape = (1, *x_shape) if len(x_shape) == 1 else x_shape
-    return reshape(unbroadcast(matmul(g, swapaxes(y, -1, -2)), shape), x_shape)
+    """g yᵀ, summed over broadcast axes; a vector x is a row, a vector y a column."""
+    if y.ndim == 1:
+        return expand_dims(g, -1) * y  # g has the axes of x but the last
+    if len(x_shape) == 1 and y.ndim == 2:
+        return matmul(y, g)
+    g = expand_dims(g, -2) if len(x_shape) == 1 else g
+    found = matmul(g, y.T if y.ndim == 2 else swapaxes(y, -1, -2))
+    return found if found.shape == x_shape else unbroadcast(found, x_shape)
 
 
 def _matmul_right(g: Array, x: Array, y_shape: Any) -> Array:
     """xᵀ g, summed over broadcast axes; where y is one matrix, as one product over all rows of x."""
-    g = _matrices(g, x.ndim, len(y_shape))
-    x = expand_dims(x, 0) if x.ndim == 1 else x
+    if x.ndim == 1:
+        return expand_dims(x, -1) * expand_dims(g, -2) if len(y_shape) > 1 else g * x
     if len(y_shape) <= 2 and x.ndim > 2:
         rows = math.prod(x.shape[:-1])
-        x, g = reshape(x, (rows, x.shape[-1])), reshape(g, (rows, g.shape[-1]))
-    shape = (*y_shape, 1) if len(y_shape) == 1 else y_shape
-    return reshape(unbroadcast(matmul(swapaxes(x, -1, -2), g), shape), y_shape)
+        x, g = reshape(x, (rows, x.shape[-1])), reshape(g, (rows, *y_shape[1:]))
+    if len(y_shape) == 1:
+        return matmul(g, x)
+    found = matmul(x.T if x.ndim == 2 else swapaxes(x, -1, -2), g)
+    return found if found.shape == y_shape else unbroadcast(found, y_shape)
 
 
 matmul.defvjp(_matmul_left, _matmul_right)
@@ -104,7 +103,7 @@ def dot(x: Array, y: Array) -> Array:
     >>> print(float(dot(np.array([1.0, 2.0]), np.array([3.0, 4.0]))))
     11.0
     """
-    if np.ndim(x) == 0 or np.ndim(y) == 0:
+    if not (getattr(x, "ndim", 0) and getattr(y, "ndim", 0)):  # np.ndim of a Tensor takes 3 µs
         return multiply(x, y)
     if y.ndim <= 2:
         return matmul(x, y)

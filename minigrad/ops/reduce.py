@@ -148,15 +148,15 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     >>> print(sum(np.ones((2, 3)), axis=1))
     [3. 3.]
     """
-    xp = array_module(x)
-    x = chosen(xp.asarray(x), where)
+    x = array_module(x).asarray(x)
+    x = x if where is None else chosen(x, where)
     if is_half(x.dtype):
-        return cast_to(summed(lambda x: xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32), x), x.dtype)
+        return cast_to(summed(lambda x: x.sum(axis, np.float32, keepdims=keepdims), x), x.dtype)
     try:  # NumPy looks for an overflow in any case
         with np.errstate(over="raise"):
-            return xp.sum(x, axis=axis, keepdims=keepdims)
+            return x.sum(axis, keepdims=keepdims)
     except FloatingPointError:
-        return summed(lambda x: xp.sum(x, axis=axis, keepdims=keepdims), x)
+        return summed(lambda x: x.sum(axis, keepdims=keepdims), x)
 
 
 sum.defvjp(lambda g, x_shape, axis, keepdims, where: masked(broadcast_back(g, x_shape, axis, keepdims), where))

@@ -16,16 +16,17 @@ from minigrad.ops import sigmoid
 HIGH = 4.5  # above it x (1 - σ) would be off by more than the last digit
 
 
-def logistic(x: Array, out: Array, rest: Array | None = None) -> None:
+def logistic(x: Array, out: Array, rest: Array | None = None, sign: int = 1) -> None:
     """``out = 1 / (1 + e^-x)``, in silence, and e^x where e^-x overflows: the processor tells of that at no cost.
 
-    ``rest``, if it is given, becomes 1 - out with all its digits. Neither may be ``x``.
+    ``rest``, if it is given, becomes 1 - out with all its digits. Neither may be ``x``. For the sign -1, ``x`` holds
+    -x, which saves a pass.
     """
     e, low = out if rest is None else rest, None
     with np.errstate(over="raise", under="ignore"):
-        np.negative(x, out=e)
+        minus = np.negative(x, out=e) if sign > 0 else x
         try:
-            np.exp(e, out=e)
+            np.exp(minus, out=e)
         except FloatingPointError:  # e is written all the same
             limits = np.finfo(x.dtype)
             low = np.flatnonzero(np.isinf(e) & (x > math.log(limits.smallest_subnormal)))

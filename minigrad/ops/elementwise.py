@@ -7,6 +7,7 @@ At kinks the rules follow ``docs/kinks.md``.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 

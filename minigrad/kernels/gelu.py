@@ -39,7 +39,7 @@ def gelu(x: Array, approximate: str = "none") -> Array:
     if is_exact(approximate):
         return x * normal_distribution(x)
     near = clip(x, -FLAT, FLAT)
-    return x * sigmoid(2 * SLOPE * (near + CUBIC * (near * near * near)))
+    return x * sigmoid(near * (2 * SLOPE + (2 * SLOPE * CUBIC) * (near * near)))
 
 
 def is_exact(approximate: str) -> bool:

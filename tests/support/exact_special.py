@@ -156,7 +156,7 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {
     ("bessel I2", 1): (20, _NEAR),
     ("beta", 0): (5000, f"{_OWN}; it exponentiates logarithms"),
     ("beta", 1): (5000, "the value is a factor"),
-    ("beta", 2): (1000000, "the mixed derivative is a difference where an argument is small"),
+    ("beta", 2): (5000000, "the mixed derivative is a difference where an argument is small"),
     ("betainc", 0): (20, _OWN),
     ("betainc", 1): (1000, _EXPONENT),
     ("betainc", 2): (1000, _EXPONENT),
@@ -214,5 +214,7 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {
     ("stdtr", 2): (200, _EXPONENT),
     ("y0", 0): (20, _OWN),
     ("y1", 0): (20, _OWN),
+    ("y1", 1): (40, f"{_OWN} in y0 and y1"),
+    ("y1", 2): (20, f"{_OWN} in y0 and y1"),
     ("zeta", 1): (10, _OWN),
 }

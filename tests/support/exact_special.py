@@ -213,6 +213,8 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {
     ("stdtr", 1): (200, _EXPONENT),
     ("stdtr", 2): (200, _EXPONENT),
     ("y0", 0): (20, _OWN),
+    ("y0", 1): (20, f"{_OWN} in y1"),
+    ("y0", 2): (40, f"{_OWN} in y0 and y1"),
     ("y1", 0): (20, _OWN),
     ("y1", 1): (40, f"{_OWN} in y0 and y1"),
     ("y1", 2): (20, f"{_OWN} in y0 and y1"),

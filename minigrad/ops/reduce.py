@@ -152,11 +152,12 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     x = x if where is None else chosen(x, where)
     if is_half(x.dtype):
         return cast_to(summed(lambda x: x.sum(axis, np.float32, keepdims=keepdims), x), x.dtype)
+    total: Any = np.add.reduce if type(x) is np.ndarray else array_module(x).sum  # np.sum takes a microsecond more
     try:  # NumPy looks for an overflow in any case
         with np.errstate(over="raise"):
-            return x.sum(axis, keepdims=keepdims)
+            return total(x, axis=axis, keepdims=keepdims)
     except FloatingPointError:
-        return summed(lambda x: x.sum(axis, keepdims=keepdims), x)
+        return summed(lambda x: total(x, axis=axis, keepdims=keepdims), x)
 
 
 sum.defvjp(lambda g, x_shape, axis, keepdims, where: masked(broadcast_back(g, x_shape, axis, keepdims), where))

@@ -127,7 +127,7 @@ def works(scale: float = 1.0) -> dict[str, Work]:
 
 
 def with_minigrad(work: Work) -> Run:
-    function = lambda *arguments: work.formula(mg, *arguments)
+    function: Any = lambda *arguments: work.formula(mg, *arguments)
     if work.kind == "grad":
         transformed: Any = mg.functional.value_and_grad(function, work.argnums)
 

@@ -10,7 +10,7 @@ import pytest
 
 import minigrad as mg
 from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
-from minigrad.ops.names import ALIASES
+from minigrad.ops.aliases import ALIASES
 
 X = np.array([0.7, 1.3, 0.4])
 

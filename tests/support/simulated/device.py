@@ -92,6 +92,7 @@ CREATORS = {
     "arange": "start stop step dtype",
     "empty": "shape dtype order",
     "eye": "N M k dtype order",
+    "linspace": "start stop num endpoint retstep dtype axis",
     "full": "shape fill_value dtype order",
     "ones": "shape dtype order",
     "tri": "N M k dtype",

@@ -1,4 +1,4 @@
-"""More of NumPy's elementwise functions: the cube root, logarithms of sums to base 2, sin(πx)/(πx), degrees."""
+"""Elementwise functions that are no methods of Tensor: the cube root, logarithms to base 2, sin(πx)/(πx), degrees."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def _twin(n: Any, x: Any, order: int = 0) -> Any:
 def sinc(x: Array) -> Array:
     """``sin(πx) / (πx)`` of each element, 1 at 0.
 
-    >>> print(sinc(np.array([0.0, 0.5, 1.0])).round(4))
-    [1.     0.6366 0.    ]
+    >>> print(sinc(np.array([0.0, 0.5, 1.5])).round(4))
+    [ 1.      0.6366 -0.2122]
     """
     return cast_to(sinc_derivative(x, 0), _kept(x))
 

@@ -75,16 +75,18 @@ def full(
 ) -> Tensor:
     """A tensor with ``value`` everywhere, float32 unless told.
 
-    A recorded Tensor as the value keeps its dtype, and receives a gradient.
+    A Tensor as the value keeps its dtype and, where it is recorded, receives a gradient.
 
     >>> print(full(2, 7.0).data)
     [7. 7.]
     """
     filling = as_operand(value, "the value")
+    if dtype is None:
+        dtype = filling.dtype if isinstance(filling, Tensor) else "float32"
     if isinstance(filling, Tensor) and filling.requires_grad:
         return ops.broadcast_to(asarray(filling, dtype, device), as_shape(shape))
     with use_device(check_device(device)) as xp:
-        number, kind = array_of(filling), as_dtype("float32" if dtype is None else dtype)
+        number, kind = array_of(filling), as_dtype(dtype)
         tensor = Tensor._wrap(xp.full(as_shape(shape), number, dtype=kind))
     tensor.requires_grad = requires_grad
     return tensor

@@ -19,176 +19,22 @@ from typing import Any, overload
 import numpy as np
 
 from minigrad import ops
-from minigrad.backend import array_module, is_array, is_floating
+from minigrad.backend import array_module, is_array
 from minigrad.checkpointing import Function, T, several
 from minigrad.checkpointing import checkpoint as checkpoint
 from minigrad.creation import asarray
-from minigrad.engine.backward import gradients, nodes_behind
-from minigrad.engine.core import node_ids
-from minigrad.engine.recording import Setting, enable_grad, is_grad_enabled
-from minigrad.errors import ArgumentError, CallError, DTypeError, GraphError, ShapeError
+from minigrad.engine.backward import gradients
+from minigrad.engine.recording import enable_grad, is_grad_enabled
+from minigrad.errors import ArgumentError, CallError, GraphError, ShapeError
 from minigrad.forward import Calls, products
 from minigrad.messages.arguments import as_int
 from minigrad.messages.explain import describe, explained
 from minigrad.rows import at_once, pull_rows
 from minigrad.tensor import Tensor, TensorLike
-from minigrad.trees import filled, is_leaf, leaves, matched, parts
+from minigrad.traced import Argnums, Traced, grads, zeros_like
+from minigrad.trees import filled, leaves, matched
 
-Argnums = int | tuple[int, ...] | None
-
-# ---- arguments and results ------------------------------------------------------------------------------------------
-
-
-class _Variable(Tensor):
-    """A leaf that a transform made, and when: what was made while a function ran is no outer graph to it."""
-
-    __slots__ = ("birth",)
-    birth: int
-
-    def _in_place(self, sign: str, made: Tensor) -> Tensor:
-        return made  # the name belongs to the function, which may give it to another tensor
-
-
-def _now() -> int:
-    return next(node_ids)
-
-
-def _variable(value: Any, path: str) -> Tensor:
-    """``value`` as something to differentiate by: a new leaf, or a new result of a tensor that is being recorded."""
-    tensor = asarray(value)
-    if tensor.requires_grad and is_grad_enabled():
-        return ops.reshape(tensor, tensor.shape)
-    if not is_floating(tensor.dtype):
-        hint = "write 1.0 for 1; argnums= names the arguments to differentiate by"
-        raise DTypeError("floating-point arguments to differentiate by", f"{describe(tensor)} as {path}", hint)
-    leaf = _Variable.__new__(_Variable)
-    leaf._fill(tensor.data)
-    leaf._requires_grad, leaf.birth = True, _now()
-    return leaf
-
-
-class _Call:
-    """One call of a function on variables.
-
-    args       the wanted arguments, as they were given
-    variables  of their leaves, in order
-    out, outs  the result and its leaves; ``aux`` is what came beside it
-    nested     whether an outer graph goes on through the results
-    """
-
-    def __init__(
-        self, fn: Function, args: Sequence[Any], kwargs: Any = None, argnums: Argnums = None, has_aux: bool = False
-    ) -> None:
-        if not args:
-            raise CallError("at least one argument to differentiate by", "none", "they follow the function: (fn, x)")
-        self.single = isinstance(argnums, int) or (argnums is None and len(args) == 1)
-        wanted = _places(argnums, len(args))
-        self.args = tuple(args[i] for i in wanted)
-        outer = is_grad_enabled()
-        made = {i: _variables(args[i], f"argument {i}") for i in wanted}
-        values = [_filled(a, made[i]) if i in made else asarray(a) if _is_number(a) else a for i, a in enumerate(args)]
-        self.variables = [variable for i in wanted for variable in made[i]]
-        start = _now()
-        with enable_grad(), Setting(transforming=True):
-            out = fn(*values, **(kwargs or {}))
-        self.out: Any
-        self.aux: Any
-        self.out, self.aux = _pair(out) if has_aux else (out, None)
-        self.outs = [_result(part) for _, part in _results(self.out)]
-        edges = {v.node or v for v in self.variables}
-        behind = nodes_behind([r.node for r in self.outs], lambda node: node in edges)
-        sources = {edge for node in behind for edge in node.parents} - edges
-        found = [e for e in sources if isinstance(e, Tensor) and not (isinstance(e, _Variable) and e.birth > start)]
-        self.nested = outer and (bool(found) or any(v.node for v in self.variables))
-
-    def grads(self, seeds: Sequence[Any], create: bool, retain: bool = False) -> list[Tensor]:
-        """Gradients of the results with respect to the variables; zeros where nothing depends on one."""
-        return _grads(self.outs, self.variables, seeds, create, retain)
-
-    def detached(self) -> Any:
-        """The result, cut off from the graph that served the transform, unless an outer one goes on."""
-        return self.out if self.nested else filled(self.out, (out.detach() for out in self.outs))
-
-    def with_aux(self, *results: Any, has_aux: bool) -> Any:
-        """The results of a transform, and what the function gave besides, cut off likewise."""
-        if not has_aux:
-            return results if len(results) > 1 else results[0]
-        aux = self.aux
-        if not self.nested:
-            aux = filled(aux, (v.detach() if isinstance(v, Tensor) else v for _, v in leaves(aux)))
-        return (*results, aux)
-
-    def in_form(self, found: Sequence[Any]) -> Any:
-        """A derivative by each variable, in the form of the arguments."""
-        rest = iter(found)
-        whole = tuple(filled(arg, rest, lambda value: None) for arg in self.args)
-        return whole[0] if self.single else whole
-
-    def scalar(self) -> None:
-        """Refuse a result that isn't a single number."""
-        if not is_leaf(self.out) or self.outs[0].size != 1:
-            hint = "call .sum() or .mean() at its end; has_aux=True lets it return a second thing"
-            raise ShapeError("a function that returns a scalar", describe(self.out), hint)
-
-
-def _places(argnums: Argnums, count: int) -> tuple[int, ...]:
-    """Positions of the arguments to differentiate by, counted from the front; None is all of them."""
-    if argnums is None:
-        return tuple(range(count))
-    wanted = [as_int(i, "argnums") for i in several(argnums)]
-    if any(not -count <= i < count for i in wanted):
-        raise ArgumentError(f"argnums among the {count} positional arguments", str(argnums), "the first is 0")
-    return tuple(i % count for i in wanted)
-
-
-def _variables(arg: Any, path: str) -> list[Tensor]:
-    if parts(arg) is None and not is_leaf(arg):
-        return [_variable(arg, path)]  # which says what it isn't
-    return [_variable(value, where) for where, value in leaves(arg, path)]
-
-
-def _filled(arg: Any, variables: Sequence[Tensor]) -> Any:
-    return filled(arg, iter(variables))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic | float)
-
-
-def _pair(out: Any) -> tuple[Any, Any]:
-    if not (isinstance(out, tuple | list) and len(out) == 2):
-        raise CallError("a function that returns a pair, as has_aux says", describe(out), "return result, aux")
-    return out[0], out[1]
-
-
-def _results(out: Any) -> list[tuple[str, Any]]:
-    """The leaves of a result; what else stands in it has no derivative and belongs beside it."""
-    found = parts(out)
-    if found is None:
-        return [("", out)]
-    return [pair for name, part in found for pair in _results(part)]
-
-
-def _result(value: Any) -> Tensor:
-    """A result as a Tensor. A number of Python is a constant; an array may have been computed beside the graph."""
-    if type(value) in (int, float, bool):  # which no number of NumPy is
-        return asarray(value)
-    if not isinstance(value, Tensor):
-        hint = "compute with minigrad, not with .data or NumPy alone; has_aux=True is for what is not differentiated"
-        raise DTypeError("a function that returns Tensors", describe(value), hint)
-    return value
-
-
-def _grads(
-    outs: Sequence[Any], variables: Sequence[Tensor], seeds: Sequence[Any], create: bool, retain: bool = False
-) -> list[Tensor]:
-    pairs = [(o, s) for o, s in zip(outs, seeds, strict=True) if o.requires_grad]
-    found = gradients([o for o, _ in pairs], variables, [s for _, s in pairs], retain or create, create)
-    return [_zeros_like(v) if f is None else f for f, v in zip(found, variables, strict=True)]
-
-
-def _zeros_like(tensor: Any) -> Tensor:
-    return Tensor._wrap(ops.zeros_like(tensor))
+# ---- vectors for products -------------------------------------------------------------------------------------------
 
 
 def _tangents(args: Any, given: Any) -> tuple[tuple[int, ...], list[Any]]:
@@ -344,7 +190,7 @@ def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bo
     @_named("value and gradient", fn)
     @explained
     def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        call = _Call(fn, args, kwargs, argnums, has_aux)
+        call = Traced(fn, args, kwargs, argnums, has_aux)
         call.scalar()
         found = call.in_form(call.grads([None], call.nested))
         return call.with_aux(call.detached(), has_aux=has_aux), found
@@ -363,7 +209,7 @@ def elementwise_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Functi
     @_named("derivative", fn)
     @explained
     def transformed(*args: Any, **kwargs: Any) -> Any:
-        call = _Call(fn, args, kwargs, argnums)
+        call = Traced(fn, args, kwargs, argnums)
         ones = [array_module(o.data).ones(o.shape, o.dtype) for o in call.outs]
         return call.in_form(call.grads(ones, call.nested))
 
@@ -385,7 +231,7 @@ def vjp(
     >>> print(pullback(np.array([1.0, 10.0])).data)
     [ 2. 40.]
     """
-    call = _Call(fn, args, kwargs, argnums, has_aux)
+    call = Traced(fn, args, kwargs, argnums, has_aux)
 
     @explained
     def pullback(u: Any) -> Any:
@@ -412,18 +258,18 @@ def jvp(fn: Callable[..., T], args: Any, tangents: Any, has_aux: bool = False, *
     args = several(args)
     places, given = _tangents(args, tangents)
     with Calls() as calls:
-        call = _Call(fn, args, kwargs, places, has_aux)
+        call = Traced(fn, args, kwargs, places, has_aux)
     t = [_typed(v, variable) for v, variable in zip(given, call.variables, strict=True)]
     call.nested = call.nested or _recorded(t)
     product = _pushed(call, t, calls)
     return call.with_aux(call.detached(), filled(call.out, iter(product)), has_aux=has_aux)  # type: ignore[no-any-return]
 
 
-def _pushed(call: _Call, t: Sequence[Tensor], calls: Calls) -> list[Tensor]:
+def _pushed(call: Traced, t: Sequence[Tensor], calls: Calls) -> list[Tensor]:
     """``J t`` for each result of a call."""
     edges: dict[Any, Any] = dict(zip((v.node or v for v in call.variables), t, strict=True))
     found = products(call.outs, edges, calls, call.nested)
-    return [_zeros_like(o) if f is None else asarray(f) for f, o in zip(found, call.outs, strict=True)]
+    return [zeros_like(o) if f is None else asarray(f) for f, o in zip(found, call.outs, strict=True)]
 
 
 @explained
@@ -436,14 +282,14 @@ def hvp(fn: Function, args: Any, vectors: Any, **kwargs: Any) -> tuple[Tensor, A
     """
     args = several(args)
     places, given = _tangents(args, vectors)
-    call = _Call(fn, args, kwargs, places)
+    call = Traced(fn, args, kwargs, places)
     call.single = len(args) == 1
     call.scalar()
     v = [_typed(vector, variable) for vector, variable in zip(given, call.variables, strict=True)]
     with enable_grad():
         slopes = call.grads([None], create=True)
     call.nested = call.nested or _recorded(v)
-    return call.detached(), call.in_form(_grads(slopes, call.variables, v, call.nested))
+    return call.detached(), call.in_form(grads(slopes, call.variables, v, call.nested))
 
 
 # ---- whole Jacobians and Hessians -----------------------------------------------------------------------------------
@@ -486,7 +332,7 @@ def jacobian(
 
         return transformed
     with Calls() as calls:
-        call = _Call(fn, args, kwargs, argnums, has_aux)
+        call = Traced(fn, args, kwargs, argnums, has_aux)
     columns, rows = (sum(t.size for t in tensors) for tensors in (call.variables, call.outs))
     forward = mode == "forward" or (mode is None and columns < rows)
     blocks = _by_columns(call, calls) if forward else [_by_rows(call, out) for out in call.outs]
@@ -500,7 +346,7 @@ def _some(args: Sequence[Any], name: str) -> Sequence[Any]:
     return args
 
 
-def _by_rows(call: _Call, out: Tensor) -> list[Tensor]:
+def _by_rows(call: Traced, out: Tensor) -> list[Tensor]:
     """The blocks of one result by each variable, from reverse passes."""
     if not out.requires_grad:
         return [_block(out, v) for v in call.variables]
@@ -510,7 +356,7 @@ def _by_rows(call: _Call, out: Tensor) -> list[Tensor]:
         count = min(most, out.size - start)
         units = xp.eye(count, out.size, start, dtype=out.dtype).reshape(count, *out.shape)
         if most == 1:
-            part = _grads([out], call.variables, [Tensor._wrap(units[0])], call.nested, retain=True)
+            part = grads([out], call.variables, [Tensor._wrap(units[0])], call.nested, retain=True)
             rows: list[Any] = [ops.reshape(g, (1, *g.shape)) for g in part]
         else:
             rows = pull_rows(out, call.variables, units, call.nested)
@@ -528,7 +374,7 @@ def _block(out: Tensor, variable: Tensor, pieces: Sequence[Any] = (), axis: int 
     return whole if isinstance(whole, Tensor) else Tensor._wrap(array_module(whole).array(whole))
 
 
-def _by_columns(call: _Call, calls: Calls) -> list[list[Tensor]]:
+def _by_columns(call: Traced, calls: Calls) -> list[list[Tensor]]:
     """For each result its blocks by each variable, from forward passes, each with the columns of many elements."""
     blocks: list[list[Tensor]] = [[] for _ in call.outs]
     most = at_once(call.outs, hooks=False)

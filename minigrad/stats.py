@@ -31,7 +31,7 @@ from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe, explained, wrong_call
 from minigrad.ops import special as s
 from minigrad.ops._special import floating
-from minigrad.ops.elementwise import exp, expm1, log, log1p, normal_density
+from minigrad.ops.elementwise import exp, expm1, log, log1p, normal_density, power
 from minigrad.ops.piecewise import floor, where
 from minigrad.ops.reduce import sum as _sum
 from minigrad.ops.shape import concatenate, diagonal, reshape, swapaxes, transpose
@@ -171,21 +171,51 @@ t = Family(
     cdf=lambda z, df: s.stdtr(df, z),
     sf=lambda z, df: s.stdtr(df, -z),
 )  # fmt: skip
+
+
+def _density(logpdf: Function, powers: Function, edge: Array, z: Array, *shapes: Array) -> Array:
+    """``e^logpdf``; at the edge of the support, where the logarithm is infinite, the powers of which it is the product.
+
+    So the slope there is the limit from inside: at z = 0 that of z^p is 0, 1 or ∞ as p is above, at or below 1.
+    """
+    there = [where(edge, v, 1) for v in shapes]
+    return where(edge, powers(where(edge, z, 0.5), *there), exp(logpdf(where(edge, 0.5, z), *shapes)))
+
+
+def _log_gamma(z: Array, a: Array) -> Array:
+    return s.xlogy(a - 1, z) - z - s.gammaln(a)
+
+
+def _gamma(z: Array, a: Array) -> Array:
+    return _density(_log_gamma, lambda z, a: power(z, a - 1) * exp(-z - s.gammaln(a)), array_of(z) == 0, z, a)
+
+
+def _log_beta(z: Array, a: Array, b: Array) -> Array:
+    return s.xlogy(a - 1, z) + s.xlog1py(b - 1, -z) - s.betaln(a, b)
+
+
+def _beta(z: Array, a: Array, b: Array) -> Array:
+    def powers(z: Array, a: Array, b: Array) -> Array:
+        return power(z, a - 1) * power(1 - z, b - 1) * exp(-s.betaln(a, b))
+
+    return _density(_log_beta, powers, (array_of(z) == 0) | (array_of(z) == 1), z, a, b)
+
+
 gamma = Family(
     "gamma", "x a loc scale", POSITIVE,
-    logpdf=lambda z, a: s.xlogy(a - 1, z) - z - s.gammaln(a),
+    logpdf=_log_gamma, pdf=_gamma,
     cdf=lambda z, a: s.gammainc(a, z),
     sf=lambda z, a: s.gammaincc(a, z),
 )  # fmt: skip
 chi2 = Family(
     "chi2", "x df loc scale", POSITIVE,
-    logpdf=lambda z, df: s.xlogy(df / 2 - 1, z / 2) - z / 2 - s.gammaln(df / 2) - math.log(2),
+    logpdf=lambda z, df: _log_gamma(z / 2, df / 2) - math.log(2), pdf=lambda z, df: _gamma(z / 2, df / 2) / 2,
     cdf=lambda z, df: s.gammainc(df / 2, z / 2),
     sf=lambda z, df: s.gammaincc(df / 2, z / 2),
 )  # fmt: skip
 beta = Family(
     "beta", "x a b loc scale", UNIT,
-    logpdf=lambda z, a, b: s.xlogy(a - 1, z) + s.xlog1py(b - 1, -z) - s.betaln(a, b),
+    logpdf=_log_beta, pdf=_beta,
     cdf=lambda z, a, b: s.betainc(a, b, z),
     sf=lambda z, a, b: s.betainc(b, a, 1 - z),
 )  # fmt: skip

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np  # noqa: F401 (for the examples)
 
-from minigrad import random, sigmoid, softplus, split, where
+from minigrad import random, sigmoid, softplus
 from minigrad.backend import is_floating
-from minigrad.errors import DTypeError, ShapeError
+from minigrad.errors import DTypeError
 from minigrad.kernels.attention_patterns import BlockPattern, Pattern
 from minigrad.kernels.operations import (
     apply_rope,
@@ -32,34 +32,18 @@ from minigrad.kernels.operations import (
     swiglu,
     swiglu_ffn,
 )
-from minigrad.messages.arguments import normal_axis
 from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names
 from minigrad.tensor import Operand, X
-from .checks import as_operand, check_probability
-from .losses import binary_cross_entropy_with_logits, huber_loss, kl_div, mse_loss, nll_loss, one_hot
-from .margins import (
-    binary_cross_entropy,
-    cosine_embedding_loss,
-    cosine_similarity,
-    gaussian_nll_loss,
-    hinge_embedding_loss,
-    l1_loss,
-    margin_ranking_loss,
-    normalize,
-    pairwise_distance,
-    poisson_nll_loss,
-    smooth_l1_loss,
-    soft_margin_loss,
-    triplet_margin_loss,
-)
-from .rectifiers import (
+from .activation_functions import (
     celu,
     elu,
+    glu,
     hardshrink,
     hardsigmoid,
     hardswish,
     hardtanh,
+    leaky_relu,
     logsigmoid,
     mish,
     prelu,
@@ -68,6 +52,26 @@ from .rectifiers import (
     softshrink,
     softsign,
     tanhshrink,
+)
+from .checks import as_operand, check_probability
+from .distances import cosine_similarity, normalize, pairwise_distance
+from .losses import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cosine_embedding_loss,
+    gaussian_nll_loss,
+    hinge_embedding_loss,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    margin_ranking_loss,
+    mse_loss,
+    nll_loss,
+    one_hot,
+    poisson_nll_loss,
+    smooth_l1_loss,
+    soft_margin_loss,
+    triplet_margin_loss,
 )
 from .spatial import (
     avg_pool1d,
@@ -96,32 +100,6 @@ __all__ = [
 ]
 # fmt: on
 __getattr__, __dir__ = module_names(globals())
-
-
-@explained
-def glu(x: Operand[X], axis: int = -1) -> X:
-    """``a · sigmoid(b)``, a and b the halves of ``x`` along ``axis``.
-
-    >>> print(glu(np.array([4.0, 0.0])))
-    [2.]
-    """
-    whole = as_operand(x)
-    if whole.shape[normal_axis(axis, whole.ndim)] % 2:
-        hint = "one half is the gate of the other"
-        raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {whole.shape}", hint)
-    a, b = split(whole, 2, axis)
-    return a * sigmoid(b)
-
-
-@explained
-def leaky_relu(x: Operand[X], negative_slope: float = 0.01) -> X:
-    """``x`` where it is above 0, else ``negative_slope · x``; its derivative at 0 is ``negative_slope``.
-
-    >>> print(leaky_relu(np.array([-2.0, 3.0]), 0.5))
-    [-1.  3.]
-    """
-    array: Any = as_operand(x)
-    return where(array > 0, array, array * negative_slope)
 
 
 @explained

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import Tensor, asarray, clip, exp, log, softplus, take_along_axis, where
+from minigrad import Tensor, absolute, asarray, clip, exp, log, minimum, softplus, sqrt, take_along_axis, where
 from minigrad.backend import accumulator, array_module, array_of, is_on_gpu, to_device_of
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.messages.explain import explained
 from minigrad.tensor import Operand, TensorLike, X
 from .checks import as_operand, check_sizes
+from .distances import pairwise_distance
 
 
 def _reduced(losses: Any, reduction: str) -> Any:
@@ -52,6 +53,9 @@ def _checked(input: Any, target: Any, reduction: str, more: tuple[str, ...] = ()
     return input, target
 
 
+# ---- of numbers ------------------------------------------------------------------------------------------------------
+
+
 @explained
 def mse_loss(input: Operand[X], target: Operand[X], reduction: str = "mean") -> X:
     """Mean squared error ``(input - target)²``, elementwise, then reduced by "mean", "sum" or "none".
@@ -70,6 +74,17 @@ def mse_loss(input: Operand[X], target: Operand[X], reduction: str = "mean") -> 
 
 
 @explained
+def l1_loss(input: Operand[X], target: Operand[X], reduction: str = "mean") -> X:
+    """Absolute error ``|input - target|``, elementwise, then reduced by "mean", "sum" or "none".
+
+    >>> print(l1_loss(np.array([1.0, 3.0]), np.array([1.0, 1.0])))
+    1.0
+    """
+    x, t = _checked(input, target, reduction)
+    return _reduced(absolute(x - t), reduction)
+
+
+@explained
 def huber_loss(input: Operand[X], target: Operand[X], reduction: str = "mean", delta: float = 1.0) -> X:
     """``d²/2`` of a difference d of at most delta, ``delta (|d| - delta/2)`` beyond: an outlier pulls no harder.
 
@@ -84,6 +99,51 @@ def huber_loss(input: Operand[X], target: Operand[X], reduction: str = "mean", d
     difference = x - t
     inner = clip(difference, -delta, delta)
     return _reduced(inner * (difference - inner / 2), reduction)
+
+
+@explained
+def smooth_l1_loss(input: Operand[X], target: Operand[X], reduction: str = "mean", beta: float = 1.0) -> X:
+    """``d² / (2 beta)`` of a difference d below beta, ``|d| - beta/2`` beyond: ``huber_loss / beta``.
+
+    >>> print(smooth_l1_loss(np.array([1.0, 4.0]), np.array([0.0, 0.0]), reduction="none"))
+    [0.5 3.5]
+    """
+    x, t = _checked(input, target, reduction)
+    if not 0 <= beta < math.inf:
+        raise ArgumentError("beta, a finite number from 0", repr(beta), "1 is usual")
+    difference = x - t
+    if beta == 0:
+        return _reduced(absolute(difference), reduction)
+    inner = clip(difference, -beta, beta)
+    return _reduced(inner / beta * (difference - inner / 2), reduction)
+
+
+# ---- of probabilities ------------------------------------------------------------------------------------------------
+
+
+@explained
+def binary_cross_entropy(
+    input: Operand[X], target: Operand[X], weight: Operand[X] | None = None, reduction: str = "mean"
+) -> X:
+    """``-t ln p - (1 - t) ln(1 - p)`` of probabilities p, elementwise; a logarithm below -100 counts as -100.
+
+    From logits ``binary_cross_entropy_with_logits`` is exact.
+
+    >>> print(binary_cross_entropy(np.array([0.5]), np.array([1.0])).round(4))
+    0.6931
+    """
+    p, t = _checked(input, target, reduction)
+    plain = array_of(p)
+    if plain.size and not bool(((plain >= 0) & (plain <= 1)).all()):
+        hint = "binary_cross_entropy_with_logits takes any number"
+        raise ArgumentError("probabilities from 0 to 1", f"numbers from {plain.min()} to {plain.max()}", hint)
+
+    def logarithm(q: Any) -> Any:
+        small = array_of(q) < math.exp(-100)
+        return where(small, -100, log(where(small, 1, q)))
+
+    losses = -(t * logarithm(p) + (1 - t) * logarithm(1 - p))
+    return _reduced(losses if weight is None else losses * weight, reduction)
 
 
 @explained
@@ -176,3 +236,121 @@ def one_hot(ids: TensorLike, num_classes: int | None = None) -> Tensor:
         num_classes = int(ids.max()) + 1 if ids.size else 0
     xp = array_module(ids)
     return asarray((ids[..., None] == xp.arange(num_classes)).astype(np.int64))
+
+
+@explained
+def poisson_nll_loss(
+    input: Operand[X], target: Operand[X], log_input: bool = True, full: bool = False, eps: float = 1e-8,
+    reduction: str = "mean",
+) -> X:  # fmt: skip
+    """``e^x - t x`` of logarithms x of a Poisson rate, or ``x - t ln(x + eps)`` of rates, elementwise.
+
+    full: with Stirling's ``t ln t - t + ½ ln 2πt`` for targets above 1, which doesn't depend on the input.
+
+    >>> print(poisson_nll_loss(np.array([0.0]), np.array([2.0])))
+    1.0
+    """
+    x, t = _checked(input, target, reduction)
+    losses = exp(x) - t * x if log_input else x - t * log(x + eps)
+    if full:
+        large = array_of(t) > 1
+        s = where(large, t, 1)
+        losses = losses + where(large, s * log(s) - s + 0.5 * log(2 * math.pi * s), 0)
+    return _reduced(losses, reduction)
+
+
+@explained
+def gaussian_nll_loss(
+    input: Operand[X], target: Operand[X], var: Operand[X], full: bool = False, eps: float = 1e-6,
+    reduction: str = "mean",
+) -> X:  # fmt: skip
+    """``½ (ln v + (input - target)² / v)`` with v = max(var, eps); ``var`` broadcasts. full: with ``½ ln 2π``.
+
+    >>> print(gaussian_nll_loss(np.array([1.0]), np.array([3.0]), np.array([1.0])))
+    2.0
+    """
+    x, t = _checked(input, target, reduction)
+    spread: Any = as_operand(var)
+    if bool((array_of(spread) < 0).any()):
+        raise ArgumentError("variances from 0", "a negative one", "exp makes every number positive")
+    v = where(array_of(spread) < eps, eps, spread)
+    losses = 0.5 * (log(v) + (x - t) ** 2 / v)
+    return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
+
+
+# ---- of margins ------------------------------------------------------------------------------------------------------
+
+
+def _rectified(x: Any) -> Any:
+    """``max(x, 0)``, whose derivative at 0 is 0."""
+    return where(x > 0, x, 0 * x)
+
+
+@explained
+def soft_margin_loss(input: Operand[X], target: Operand[X], reduction: str = "mean") -> X:
+    """``ln(1 + e^(-t x))`` of scores x and targets t of 1 and -1, without overflow.
+
+    >>> print(soft_margin_loss(np.array([0.0]), np.array([1.0])).round(4))
+    0.6931
+    """
+    x, t = _checked(input, target, reduction)
+    return _reduced(softplus(-t * x), reduction)
+
+
+@explained
+def hinge_embedding_loss(input: Operand[X], target: Operand[X], margin: float = 1.0, reduction: str = "mean") -> X:
+    """``x`` where the target is 1, ``max(0, margin - x)`` where it is -1.
+
+    >>> print(hinge_embedding_loss(np.array([0.25, 0.25]), np.array([1.0, -1.0]), reduction="none"))
+    [0.25 0.75]
+    """
+    x, t = _checked(input, target, reduction)
+    sign = array_of(t)
+    return _reduced(where(sign != -1, x, 0) + where(sign != 1, _rectified(margin - x), 0), reduction)
+
+
+@explained
+def margin_ranking_loss(
+    input1: Operand[X], input2: Operand[X], target: Operand[X], margin: float = 0.0, reduction: str = "mean"
+) -> X:
+    """``max(0, margin - t (x1 - x2))``: the first is to be larger where t is 1, the second where it is -1.
+
+    >>> print(margin_ranking_loss(np.array([1.0]), np.array([3.0]), np.array([1.0])))
+    2.0
+    """
+    first, second = _checked(input1, input2, reduction)
+    return _reduced(_rectified(margin - as_operand(target) * (first - second)), reduction)
+
+
+@explained
+def cosine_embedding_loss(
+    input1: Operand[X], input2: Operand[X], target: Operand[X], margin: float = 0.0, reduction: str = "mean"
+) -> X:
+    """``1 - cos`` of the angle between vectors whose target is 1, ``max(0, cos - margin)`` where it is -1.
+
+    >>> print(cosine_embedding_loss(np.array([[1.0, 0.0]]), np.array([[0.0, 2.0]]), np.array([1.0])))
+    1.0
+    """
+    first, second = _checked(input1, input2, reduction)
+    sign = array_of(as_operand(target))
+    cosine = ((first * second).sum(-1)) / sqrt(((first * first).sum(-1) + 1e-12) * ((second * second).sum(-1) + 1e-12))
+    return _reduced(where(sign == 1, 1 - cosine, 0) + where(sign == -1, _rectified(cosine - margin), 0), reduction)
+
+
+@explained
+def triplet_margin_loss(
+    anchor: Operand[X], positive: Operand[X], negative: Operand[X], margin: float = 1.0, p: float = 2.0,
+    eps: float = 1e-6, swap: bool = False, reduction: str = "mean",
+) -> X:  # fmt: skip
+    """``max(0, |a - b|ₚ - |a - c|ₚ + margin)`` of an anchor a, a positive b and a negative c: vectors on the last axis.
+
+    swap: the distance of the negative is that to the nearer of a and b. Balntas et al. (2016).
+
+    >>> print(triplet_margin_loss(np.array([[0.0]]), np.array([[3.0]]), np.array([[1.0]])).round(4))
+    3.0
+    """
+    a, b = _checked(anchor, positive, reduction)
+    near, far = pairwise_distance(a, b, p, eps), pairwise_distance(a, negative, p, eps)
+    if swap:
+        far = minimum(far, pairwise_distance(b, negative, p, eps))
+    return _reduced(_rectified(near - far + margin), reduction)

@@ -255,7 +255,7 @@ def batch_norm(
 
     In training, and without running statistics, mean and variance are those of the batch. Then running_mean and
     running_var, arrays or Tensors (C,), move towards them in place: by the share ``momentum``, the variance with n - 1.
-    Else these are taken.
+    Else these are taken. An empty batch moves nothing.
 
     >>> mean, var = np.zeros(1), np.ones(1)
     >>> print(batch_norm(np.array([[1.0], [3.0]]), mean, var, training=True).round(3).T, mean, var)
@@ -272,7 +272,7 @@ def batch_norm(
         raise ShapeError("more than one number for each channel in training", f"shape {array.shape}", hint)
     y: Any
     y, mean, var = normalize_batch(array, scale, offset, eps)
-    if running_mean is not None:
+    if running_mean is not None and count:
         share = check_probability(momentum)
         _move(running_mean, array_of(mean), share)
         _move(running_var, array_of(var) * (count / max(count - 1, 1)), share)

@@ -22,6 +22,7 @@ LAYERS = [
     ["creation", "random", "serialize", "instruments", "special", "stats"],
     ["checkpointing"],
     ["trees", "forward", "rows"],
+    ["traced"],
     ["functional"],
     ["testing"],
     ["bundled_packages"],

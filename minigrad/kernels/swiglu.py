@@ -29,7 +29,7 @@ def logistic(x: Array, out: Array, rest: Array | None = None, sign: int = 1) -> 
             np.exp(minus, out=e)
         except FloatingPointError:  # e is written all the same
             limits = np.finfo(x.dtype)
-            low = np.flatnonzero(np.isinf(e) & (x > math.log(limits.smallest_subnormal)))
+            low = np.flatnonzero(np.isinf(e) & (sign * x > math.log(limits.smallest_subnormal)))
         np.add(e, 1, out=out)
         np.divide(1, out, out=out)
         if rest is not None:
@@ -37,7 +37,7 @@ def logistic(x: Array, out: Array, rest: Array | None = None, sign: int = 1) -> 
                 np.minimum(rest, limits.max, out=rest)
             rest *= out
         if low is not None and low.size:
-            out.put(low, np.exp(x.take(low)))
+            out.put(low, np.exp(sign * x.take(low)))
             if rest is not None:
                 rest.put(low, 1)
 

@@ -4,13 +4,13 @@
 """
 
 from minigrad.ops import (
+    aliases,
     averages,
     elementary,
     elementwise,
     index,
     joining,
     linalg,
-    names,
     piecewise,
     reduce,
     running,
@@ -18,6 +18,7 @@ from minigrad.ops import (
     shape,
     windows,
 )
+from minigrad.ops.aliases import *
 from minigrad.ops.averages import *
 from minigrad.ops.elementary import *
 from minigrad.ops.elementwise import *
@@ -27,7 +28,6 @@ from minigrad.ops.index import plain_index as plain_index
 from minigrad.ops.joining import *
 from minigrad.ops.joining import from_nested as from_nested
 from minigrad.ops.linalg import *
-from minigrad.ops.names import *
 from minigrad.ops.piecewise import *
 from minigrad.ops.piecewise import transfer as transfer
 from minigrad.ops.piecewise import zeros_like as zeros_like
@@ -40,7 +40,7 @@ from minigrad.ops.windows import add_windows as add_windows
 from minigrad.ops.windows import spread_out as spread_out
 
 TABLES = (
-    *(averages, elementary, elementwise, index, joining, linalg, names, piecewise, reduce, running, sampled, shape),
+    *(aliases, averages, elementary, elementwise, index, joining, linalg, piecewise, reduce, running, sampled, shape),
     windows,
 )
 __all__ = [name for table in TABLES for name in table.__all__]

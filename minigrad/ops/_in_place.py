@@ -26,7 +26,7 @@ def in_place(body: Body) -> Callable[[Rule], Rule]:
     def decorate(rule: Rule) -> Rule:
         @functools.wraps(rule)
         def choose(g: Array, x: Array, *more: Array) -> Array:
-            plain = type(g) is type(x) is np.ndarray and g.dtype is x.dtype and g.shape == x.shape
+            plain = type(g) is type(x) is np.ndarray and g.dtype == x.dtype and g.shape == x.shape
             if not plain or g.dtype.char not in "fd":
                 return rule(g, x, *more)
             out = np.empty_like(g)

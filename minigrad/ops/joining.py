@@ -30,7 +30,7 @@ __all__ = [
 
 
 def from_nested(value: Any) -> Any:
-    """Nested lists with arrays, Tensors and numbers in them, all of one shape, as one array or Tensor.
+    """Nested lists with arrays, Tensors and numbers in them, each list of one shape, as one array or Tensor.
 
     Python's numbers widen no array among them.
 
@@ -43,7 +43,8 @@ def from_nested(value: Any) -> Any:
         if not isinstance(part, list | tuple):
             leaves.append(as_operand(part, "an element of a list"))
             return ()
-        shapes = {outer(inner) for inner in part}
+        mixed = any(isinstance(inner, list | tuple) for inner in part)  # then an array is the list of its rows
+        shapes = {outer(list(inner) if mixed and getattr(inner, "ndim", 0) else inner) for inner in part}
         if len(shapes) > 1:
             raise ShapeError("nested lists of equal lengths", describe(value), "pad the shorter ones")
         return (len(part), *(shapes.pop() if shapes else ()))

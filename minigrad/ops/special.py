@@ -19,6 +19,7 @@ from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, CallError
 from minigrad.ops import _special
 from minigrad.ops._special import evaluate, library
+from minigrad.ops.elementary import sinc
 from minigrad.ops.elementwise import (
     erf,
     exp,
@@ -301,10 +302,22 @@ gamma_density = Primitive(lambda a, x: _special.gamma_density(a, x), elementwise
 beta_density = Primitive(lambda a, b, x: _special.beta_density(a, b, x), elementwise=True)
 student_density = Primitive(lambda df, t: _special.student_density(df, t), elementwise=True)
 
+
+def _rgamma_slope(x: Array, out: Array) -> Array:
+    """``-out ψ(x)``, in forms whose terms don't cancel and that have no pole at 0, -1 and so on.
+
+    Below 1/2 it is the derivative of ``Γ(1 - x) sin(πx) / π``, up to 2 that of ``x / Γ(x + 1)``.
+    """
+    low, high = array_of(x) < 0.5, array_of(x) > 2
+    a, b, c = where(low, x, 0), where(low | high, 1, x), where(high, x, 2)
+    far = gamma(1 - a) * (math.pi * (a + 0.5) * sinc(a + 0.5) - digamma(1 - a) * a * sinc(a))
+    return where(low, far, where(high, -out * digamma(c), rgamma(b + 1) * (1 - b * digamma(b + 1))))
+
+
 # fmt: off
 gammaln  .defvjp(lambda g, x: g * digamma(x))
 gamma    .defvjp(lambda g, x, out: g * out * digamma(x))
-rgamma   .defvjp(lambda g, x, out: -g * out * digamma(x))
+rgamma   .defvjp(lambda g, x, out: g * _rgamma_slope(x, out))
 digamma  .defvjp(lambda g, x: g * polygamma(1, x))
 polygamma.defvjp(_refuse("polygamma", "n", "a whole number"), lambda g, n, x: g * polygamma(n + 1, x))
 beta     .defvjp(lambda g, a, b, out: -g * out * polygamma_step(a, b, 0),

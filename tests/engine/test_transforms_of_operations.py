@@ -1,13 +1,13 @@
 """What transforms do with each registered operation: forward mode, and rows of gradients in one pass.
 
 Nothing here names an operation. The facts that its table declares, ``linear`` and ``stacks``, are tested by what is
-computed with them.
+computed with them. ``HYPOTHESIS_PROFILE=deep`` differentiates forward mode on every sample, else on one an operation.
 """
 
 from typing import Any
 
 import numpy as np
-import pytest
+from hypothesis import settings
 from support.cases import DIFFERENTIABLE, FINITE, check_close, leaf, listed, opened, over, upstream
 
 import minigrad as mg
@@ -69,26 +69,38 @@ def test_forward_mode(case):
 
 
 @over(FINITE)
-@pytest.mark.parametrize("create_graph", [False, True], ids=["arrays", "recorded"])
-def test_stacks_of_tangents(case, create_graph):
-    """A stack of tangents in one walk gives the stack of what each gives alone; by all arguments, and by one."""
+def test_stacks_of_tangents(case):
+    """A stack of tangents in one walk gives the stack of what each gives alone; by all arguments, and by one.
+
+    On arrays, and recorded.
+    """
     function, arrays = function_of(case)
     leaves = [leaf(a) for a in arrays]
     with Calls() as calls:
         outs = listed(function(*leaves))
     stacks = [np.stack([upstream(arrays, seed)[k] for seed in range(3)]) for k in range(len(arrays))]
     for wanted in {tuple(range(len(arrays))), *((k,) for k in range(len(arrays)))}:
-        found = products(outs, {leaves[k]: mg.asarray(stacks[k]) for k in wanted}, calls, create_graph, 3)
         each = [products(outs, {leaves[k]: mg.asarray(stacks[k][n]) for k in wanted}, calls, False) for n in range(3)]
-        for k, (ours, out) in enumerate(zip(found, outs, strict=True)):
-            if ours is None:
-                assert all(row[k] is None for row in each)
-                continue
-            check_close([mg.asarray(ours).numpy()], [np.stack([row[k] for row in each])])
-            assert ours.shape == (3, *out.shape)
+        for create_graph in (False, True):
+            found = products(outs, {leaves[k]: mg.asarray(stacks[k]) for k in wanted}, calls, create_graph, 3)
+            check_stacks(found, each, outs)
 
 
-@over(FINITE)
+def check_stacks(found, each, like):
+    """What a transform found in one pass is the stack of what each of three gave; None for nothing."""
+    for k, (ours, x) in enumerate(zip(found, like, strict=True)):
+        rows = [row[k] for row in each]
+        if ours is None:
+            assert all(row is None or not mg.asarray(row).numpy().any() for row in rows)
+        else:
+            check_close([mg.asarray(ours).numpy()], [np.stack([mg.asarray(row).numpy() for row in rows])])
+            assert ours.shape == (3, *x.shape)
+
+
+ONE_EACH = list({case.operation.name: case for case in reversed(FINITE)}.values())
+
+
+@over(FINITE if settings.default.max_examples > 1000 else ONE_EACH)
 def test_gradient_of_forward_mode(case):
     """``J t`` can be differentiated, by the point and by the tangent."""
     function, arrays = function_of(case)
@@ -98,20 +110,14 @@ def test_gradient_of_forward_mode(case):
 
 
 @over(DIFFERENTIABLE)
-@pytest.mark.parametrize("create_graph", [False, True], ids=["arrays", "recorded"])
-def test_rows_of_gradients(case, create_graph):
-    """A stack of gradients in one pass gives the stack of what each gives alone."""
+def test_rows_of_gradients(case):
+    """A stack of gradients in one pass gives the stack of what each gives alone: on arrays, and recorded."""
     function, arrays = function_of(case)
     leaves = [leaf(a) for a in arrays]
     for out in listed(function(*leaves)):
         if not out.requires_grad:
             continue
         rows = np.stack([upstream([out], seed)[0] for seed in range(3)])
-        found = pull_rows(out, leaves, rows, create_graph)
         each = [mg.grad(out, leaves, row, retain_graph=True, allow_unused=True) for row in rows]
-        for k, (ours, a) in enumerate(zip(found, arrays, strict=True)):
-            if ours is None:
-                assert all(row[k] is None or not row[k].numpy().any() for row in each)
-                continue
-            check_close([mg.asarray(ours).numpy()], [np.stack([row[k].numpy() for row in each])])
-            assert ours.shape == (3, *a.shape)
+        for create_graph in (False, True):
+            check_stacks(pull_rows(out, leaves, rows, create_graph), each, leaves)

@@ -162,6 +162,16 @@ def test_batch_norm_is_that_of_torch(agree, agree_with_torch, name, x, options):
             agree(value, state[key], 1e-12)
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (2, 3, 0)])
+def test_an_empty_batch_moves_no_statistics(agree, shape):
+    ours, theirs = pair("BatchNorm1d", 3)
+    for norm, x in ((ours, mg.zeros(shape, dtype=float)), (theirs, torch.zeros(shape, dtype=D))):
+        norm.running_mean[...], norm.running_var[...] = 1.0, 2.0
+        assert norm(x).shape == shape
+    agree(ours.running_mean, theirs.running_mean)
+    agree(ours.running_var, theirs.running_var)
+
+
 def test_batch_norm_in_evaluation_and_single_numbers():
     norm = nn.BatchNorm1d(2)
     with pytest.raises(ShapeError, match="more than one number"):

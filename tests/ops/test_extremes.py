@@ -114,18 +114,22 @@ def test_a_squeeze_of_nothing_shares_the_version_of_its_argument() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x: x * [x[0], x[1]],
-        lambda x: mg.concatenate([x, [x[0]]]),
-        lambda x: mg.exp([x, x]),
-        lambda x: mg.sum([x, x]),
-        lambda x: x @ [x[0], x[1]],
-        lambda x: mg.where(True, x, [x[0], x[1]]),
-        lambda x: mg.Tensor([x[0], x[1]]),
+        lambda x, pair: x * pair,
+        lambda x, pair: mg.concatenate([x, pair]),
+        lambda x, pair: mg.exp(pair),
+        lambda x, pair: mg.sum([x, pair], 0),
+        lambda x, pair: x @ pair,
+        lambda x, pair: mg.where(True, pair, x),
     ],
 )
-def test_lists_of_recorded_tensors_are_refused(call) -> None:
-    with pytest.raises(DTypeError, match="stack"):
-        call(mg.Tensor([3.0, 4.0], requires_grad=True))
+def test_a_list_of_recorded_tensors_is_their_stack(call) -> None:
+    found = []
+    for join in (list, mg.stack):
+        x = mg.Tensor([3.0, 4.0], requires_grad=True)
+        out = call(x, join([x[0] * x[1], x[1]]))
+        found.append([out.data, *mg.grad(out.sum(), [x])])
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][1].data, found[1][1].data)
 
 
 def test_lists_of_numbers_and_tensors_as_an_index_are_fine() -> None:

@@ -36,7 +36,7 @@ PARTS = {
     *("add_at", "clip_to_numbers", "einsum_explicit", "linear_recurrence", "pad_constant", "root_sum_power"),
     *("root_sum_square", "transfer", "gaussian", "normal_density", "normal_distribution", "one_minus_square"),
     *("over_cosh_square", "over_one_plus_square", "root_one_minus_square", "share"),
-    *("add_windows", "bessel", "decaying", "ive_slope", "polygamma_step", "scaled_tail", "sinc_slope"),
+    *("add_windows", "bessel", "cbrt_slope", "decaying", "ive_slope", "polygamma_step", "scaled_tail", "sinc_slope"),
     *("solve_columns", "substitute", "sign_and_log", "orthogonal_triangle"),
     *("eigen", "eigenvalues", "singular", "cofactors", "least_squares", "nuclear", "polar"),
 }
@@ -104,10 +104,7 @@ def differentiated(
     outs = listed(operation(*join(leaves), **kwargs))
     recorded = [(out, layout(g)) for out, g in zip(outs, upstream(outs), strict=True) if out.requires_grad]
     found = mg.grad([o for o, _ in recorded], leaves, [g for _, g in recorded], allow_unused=True)
-    grads = [
-        np.zeros(a.shape, a.dtype.newbyteorder("=")) if g is None else g.data
-        for a, g in zip(arrays, found, strict=True)
-    ]
+    grads = [np.zeros(x.shape, x.dtype) if g is None else g.data for x, g in zip(leaves, found, strict=True)]
     return [out.data for out in outs], grads
 
 

@@ -69,6 +69,7 @@ FORMULAS: dict[str, Any] = {
     "arctan2": sympy.atan2(x, y),
     "arctanh": sympy.log((1 + x) / (1 - x)) / 2,
     "cbrt": _pick(sympy.root(_size, 3), x > 0, -sympy.root(_size, 3)),
+    "cbrt_slope": 1 / (3 * sympy.root(_size, 3) ** 2),
     "ceil": _ceil(x),
     "cos": sympy.cos(x),
     "cosh": sympy.cosh(x),
@@ -294,7 +295,7 @@ def derivatives(arguments: int) -> list[list[tuple[int, ...]]]:
 
 # ---- the operations --------------------------------------------------------------------------------------------------
 
-WITHOUT_FORMULA = {"isfinite", "isinf", "isnan"}  # their results are booleans
+WITHOUT_FORMULA = {"broadcast_to", "isfinite", "isinf", "isnan"}  # it computes nothing; their results are booleans
 ONE_ARGUMENT = {"ceil", "nan_to_num", "round", "sign", "where"}  # the others are no numbers to differentiate by
 EXTRAS: dict[str, tuple[Any, ...]] = {"gelu tanh": ("tanh",), "sinc_slope": (1,), **exact_special.EXTRAS}
 

@@ -11,7 +11,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -72,9 +71,7 @@ def taking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def make_default() -> None:
     """Install the device, for good, and create arrays on it where no device is named."""
-    sys.modules["cupy"] = device.cupy
-    if find_spec("scipy"):
-        sys.modules["cupyx.scipy.special"] = device.special()
+    sys.modules.update(device.modules())
     tensor, creation = sys.modules["minigrad.tensor"], sys.modules["minigrad.creation"]
     plain_as_array, plain_check, plain_operand = tensor.as_array, tensor.check_device, tensor.as_operand
 

@@ -17,6 +17,7 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ CREATORS = {
     "arange": "start stop step dtype",
     "empty": "shape dtype order",
     "eye": "N M k dtype order",
+    "linspace": "start stop num endpoint retstep dtype axis",
     "full": "shape fill_value dtype order",
     "ones": "shape dtype order",
     "tri": "N M k dtype",
@@ -623,17 +625,26 @@ def special() -> Any:
     return module
 
 
+def modules() -> dict[str, Any]:
+    """What stands for CuPy in ``sys.modules``; nothing real of it, which may have been imported, is left beside it."""
+    cupyx: Any = types.ModuleType("cupyx")
+    cupyx.errstate = lambda **_: contextlib.nullcontext()  # NumPy raises in any case
+    found = {"cupy": cupy, "cupyx": cupyx}
+    return {**found, "cupyx.scipy.special": special()} if find_spec("scipy") else found
+
+
 @contextlib.contextmanager
 def installed() -> Iterator[Any]:
     """Let ``import cupy`` find the simulated module inside of the block."""
-    before = sys.modules.get("cupy")
-    sys.modules["cupy"], sys.modules["cupyx.scipy.special"] = cupy, special()
+    ours = modules()
+    before = {name: sys.modules.pop(name) for name in ours if name in sys.modules}
+    sys.modules.update(ours)
     state.synchronisations, state.current, state.limit = 0, 0, None
     cublas.calls.clear()
     cublas.Products.chosen = cublas.Products.COMPUTE_TYPE_DEFAULT
     try:
         yield cupy
     finally:
-        del sys.modules["cupy"], sys.modules["cupyx.scipy.special"]
-        if before is not None:
-            sys.modules["cupy"] = before
+        for name in ours:
+            del sys.modules[name]
+        sys.modules.update(before)

@@ -1,6 +1,7 @@
-"""Activation functions written as compositions: bent and smoothed lines. What stands nowhere else is here.
+"""Activation functions written as compositions; ``activation.py`` makes modules of them.
 
-Those that grow with e^x compute it where x is negative alone, so that nothing overflows on the way.
+Those that training spends time in are kernels, in ``minigrad/kernels``. Those that grow with e^x compute it where x is
+negative alone, so that nothing overflows on the way.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np  # noqa: F401 (for the examples)
 
-from minigrad import absolute, expm1, softplus, tanh, where
+from minigrad import absolute, expm1, sigmoid, softplus, split, tanh, where
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.messages.arguments import normal_axis
 from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Operand, X
 from .checks import as_operand
@@ -188,3 +190,29 @@ def prelu(x: Operand[X], weight: Operand[X]) -> X:
     elif hasattr(slopes, "reshape"):
         slopes = slopes.reshape(())
     return where(array > 0, array, slopes * array)
+
+
+@explained
+def glu(x: Operand[X], axis: int = -1) -> X:
+    """``a · sigmoid(b)``, a and b the halves of ``x`` along ``axis``.
+
+    >>> print(glu(np.array([4.0, 0.0])))
+    [2.]
+    """
+    whole = as_operand(x)
+    if whole.shape[normal_axis(axis, whole.ndim)] % 2:
+        hint = "one half is the gate of the other"
+        raise ShapeError(f"an even length of axis {axis}, to halve", f"shape {whole.shape}", hint)
+    a, b = split(whole, 2, axis)
+    return a * sigmoid(b)
+
+
+@explained
+def leaky_relu(x: Operand[X], negative_slope: float = 0.01) -> X:
+    """``x`` where it is above 0, else ``negative_slope · x``; its derivative at 0 is ``negative_slope``.
+
+    >>> print(leaky_relu(np.array([-2.0, 3.0]), 0.5))
+    [-1.  3.]
+    """
+    array: Any = as_operand(x)
+    return where(array > 0, array, array * negative_slope)

@@ -26,6 +26,7 @@ from minigrad.instruments.observe import Instrument
 from minigrad.instruments.profiling import profile
 from minigrad.kernels.operations import log_softmax, softmax
 from minigrad.machine import allocator, parallel
+from minigrad.machine.loops import is_compiled, set_compiled
 from minigrad.machine.parallel import get_num_threads, set_num_threads
 from minigrad.messages.habits import module_names
 from minigrad.ops import *
@@ -43,9 +44,10 @@ __all__ = [
     "REGISTRY", "Instrument", "MiniGradError", "Observer", "Primitive", "Tensor", "abs", "arange", "asarray",
     "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "draw", "elementwise", "enable_grad", "errors",
     "eye", "from_dlpack", "full", "functional", "fused", "get_num_threads", "grad", "gradcheck", "gradgradcheck",
-    "hessian", "hvp", "is_grad_enabled", "jacobian", "jvp", "linalg", "load", "load_metadata", "log_softmax",
-    "memory_summary", "no_grad", "ones", "parallel", "primitive", "profile", "random", "sample", "save",
-    "set_num_threads", "softmax", "special", "stats", "tensor", "track_memory", "value_and_grad", "vjp", "zeros",
+    "hessian", "hvp", "is_compiled", "is_grad_enabled", "jacobian", "jvp", "linalg", "load", "load_metadata",
+    "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive", "profile", "random", "sample",
+    "save", "set_compiled", "set_num_threads", "softmax", "special", "stats", "tensor", "track_memory",
+    "value_and_grad", "vjp", "zeros",
 ]
 # fmt: on
 __all__ += ops.__all__

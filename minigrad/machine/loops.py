@@ -282,6 +282,13 @@ def exp(x: Any) -> Any:
     return p * first.view(np.float32) * second.view(np.float32)
 
 
+@helper()
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x), exact in both tails: nothing overflows. 1 - sigmoid(x) is sigmoid(-x), at no other exponential."""
+    e = exp(-abs(x))
+    return (1.0 if x >= 0 else e) / (1.0 + e)
+
+
 @helper("reassoc", "nsz")
 def dot(a: Any, b: Any) -> Any:
     """Σ a b, in an order that lets the processor add vectors: the one place where sums are reordered."""

@@ -183,15 +183,22 @@ def plot(history: Iterable[dict[str, Any]], path: Path) -> None:
 # ---- the program -----------------------------------------------------------------------------------------------------
 
 
+def count(text: str) -> int:
+    """A whole number from 1, for argparse."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text}")
+    return number
+
+
 def main(argv: list[str] | None = None) -> float:
     """Train, say what came of it, and return the accuracy on the held-out images."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=("mlp", "cnn"), default="cnn")
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--patience", type=int, default=6, help="epochs without a better validation loss")
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=count, default=30)
+    parser.add_argument("--patience", type=count, default=6, help="epochs without a better validation loss")
+    parser.add_argument("--batch-size", type=count, default=64)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--step-size", type=int, default=10, help="epochs until the rate falls to 0.3 of it")
+    parser.add_argument("--step-size", type=count, default=10, help="epochs until the rate falls to 0.3 of it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out-dir", type=Path, default=Path("runs/digits"))
     parser.add_argument("--resume", action="store_true", help="go on from the file in --out-dir")

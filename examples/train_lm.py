@@ -80,9 +80,9 @@ class Config(TrainingFlags):
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     tie_embeddings: bool = flag(False, None, "one matrix for the embeddings and the output")
 
-    eval_iters: int = changeable_flag(40, integer(0), "batches in an evaluation; 0: the whole validation text")
+    eval_iters: int = changeable_flag(40, integer(0, 10**6), "batches in an evaluation; 0: the whole validation text")
     overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
-    sample_tokens: int = changeable_flag(300, integer(0), "tokens in a sample")
+    sample_tokens: int = changeable_flag(300, integer(0, 10**6), "tokens in a sample")
     prompt: str | None = changeable_flag(None, text, "beginning of the samples (default: a new line)")
     export_hf: str | None = transient_flag(
         None, path, "folder to write the final model to, for Hugging Face's transformers"

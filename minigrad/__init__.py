@@ -12,13 +12,12 @@ from minigrad import backend, cuda, errors, functional, linalg, ops, random, spe
 from minigrad.autocast import autocast
 from minigrad.checkpointing import checkpoint
 from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
-from minigrad.engine.backward import grad
 from minigrad.engine.core import Observer, Primitive, elementwise, primitive
 from minigrad.engine.fused import fused
 from minigrad.engine.recording import enable_grad, is_grad_enabled, no_grad
 from minigrad.engine.registry import REGISTRY, sample
 from minigrad.errors import MiniGradError
-from minigrad.functional import hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from minigrad.functional import elementwise_grad, grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from minigrad.instruments.anomaly import detect_anomaly
 from minigrad.instruments.drawing import draw
 from minigrad.instruments.memory import memory_summary, track_memory
@@ -42,7 +41,8 @@ __version__ = "0.1.0"
 # fmt: off
 __all__ = [
     "REGISTRY", "Instrument", "MiniGradError", "Observer", "Primitive", "Tensor", "abs", "arange", "asarray",
-    "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "draw", "elementwise", "enable_grad", "errors",
+    "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "draw", "elementwise", "elementwise_grad",
+    "enable_grad", "errors",
     "eye", "from_dlpack", "full", "functional", "fused", "get_num_threads", "grad", "gradcheck", "gradgradcheck",
     "hessian", "hvp", "is_compiled", "is_grad_enabled", "jacobian", "jvp", "linalg", "load", "load_metadata",
     "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive", "profile", "random", "sample",

@@ -127,7 +127,7 @@ def as_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype == "bfloat16":
         dtype = bfloat16()
     try:
-        found = np.dtype(dtype)
+        found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")  # kernels read bytes
     except (TypeError, ValueError):
         hint = "several lengths go in one tuple: zeros((2, 3))" if isinstance(dtype, int) else "np.float32 does too"
         raise DTypeError("a dtype such as 'float32'", repr(dtype), hint) from None

@@ -15,7 +15,7 @@ from minigrad.engine.recording import enable_grad, in_precision, is_grad_enabled
 from minigrad.errors import DTypeError, GraphError
 from minigrad.instruments.observe import Instrument
 from minigrad.messages.explain import describe, explained
-from minigrad.tensor import Tensor
+from minigrad.tensor import RunsAgain, Tensor
 
 Function = Callable[..., Any]
 T = TypeVar("T")
@@ -44,7 +44,8 @@ class _Recompute:
 
     name = label = "checkpoint"
     view = elementwise = scales_losses = False
-    flops = None
+    flops = linear = None
+    stacks, forward_rules = False, ()
 
     def __init__(
         self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], drawn: tuple[Any, Any]
@@ -60,20 +61,22 @@ class _Recompute:
     def run_rules(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
         start, now = next(node_ids), random.get_state()
-        hooks = [len(edge._hooks or ()) for edge in self.edges]
+        given = [source or a for (source, _), a in zip(self.sources, node.residuals, strict=True)]
+        holders = [*self.edges, *(a for a in given if isinstance(a, Tensor | Node))]
+        hooks = [len(holder._hooks or ()) for holder in holders]
         random.set_state(self.drawn[0])
         try:
-            with enable_grad(), in_precision(self.precision):
+            with enable_grad(), in_precision(self.precision), RunsAgain():
                 args = [again(a, *source) for a, source in zip(node.residuals, self.sources, strict=True)]
                 outs = several(self.fn(*args))
             self.compare(node, outs, start)
         finally:
             random.set_state(now)
-            for edge, count in zip(self.edges, hooks, strict=True):
-                del (edge._hooks or [])[count:]  # those that the function gave them in the forward pass are there
+            for holder, count in zip(holders, hooks, strict=True):
+                del (holder._hooks or [])[count:]  # those that the function gave them in the forward pass are there
         gradients = g if isinstance(g, tuple) else (g,)
         work = Pass(create_graph=create_graph, retain_graph=create_graph, targets=set(self.edges), inner=True)
-        work.run([(o.node or o, s) for o, s in zip(outs, gradients, strict=True) if o.requires_grad])
+        work.run([(o.node, g) for o, g in zip(outs, gradients, strict=True) if _is_new(o, start)])
         return [work.found.get(edge) for edge in self.edges]
 
     def compare(self, node: Node, outs: Sequence[Any], start: int) -> None:
@@ -125,7 +128,9 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
     Costs a second forward pass of ``fn``, saves all that it would have kept. Gradients reach the arguments and every
     tensor that ``fn`` reads from outside, such as weights. Random numbers of ``minigrad.random`` are drawn again
     alike, and products are rounded alike where ``autocast`` was on. A GraphError tells of tensors that changed since,
-    and of a function that does something else by now. What else ``fn`` does, such as printing, it does twice.
+    of a function that does something else by now, of leaves that ``fn`` makes (those of the second run are others, and
+    nothing tells them from a name that stands for another tensor by now), and of ``backward()`` in it, which would add
+    gradients twice. What else ``fn`` does, such as printing, it does twice.
 
     >>> import minigrad as mg
     >>> x = mg.Tensor([1.0, 2.0], requires_grad=True)
@@ -136,12 +141,12 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
         return fn(*args)
     before, started = random.get_state(), time.perf_counter()
     start = next(node_ids)
-    with _Reading(start) as reading:
+    with _Reading(start) as reading, RunsAgain():
         out = fn(*args)
     outs = several(out)
     if not all(isinstance(o, Tensor) for o in outs):
         raise DTypeError("a function that returns Tensors", describe(out), "compute with minigrad's operations")
-    edges = _sources([o.node or o for o in outs if o.requires_grad], start)
+    edges = _sources([o.node for o in outs if _is_new(o, start)], start)
     if not edges:
         return out
     made = [isinstance(a, Tensor) and a.node is not None for a in args]
@@ -159,9 +164,14 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
         attach(results[0], node)
     else:
         attach_several(results, node)
-    result: Any = alike(out, [r if o.requires_grad else o.detach() for r, o in zip(results, outs, strict=True)])
+    result: Any = alike(out, [r if _is_new(o, start) else o for r, o in zip(results, outs, strict=True)])
     _tell(node, result, started)
     return result  # type: ignore[no-any-return]
+
+
+def _is_new(result: Tensor, start: int) -> bool:
+    """Whether a function made this result itself, by operations: another one is given back as it is."""
+    return result.node is not None and result.node.number > start
 
 
 def _tell(node: Node, result: Any, started: float) -> None:

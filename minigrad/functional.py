@@ -1,29 +1,40 @@
 """Transforms of functions: gradients, and products with Jacobians and Hessians.
 
-Each calls ``fn`` on its arguments as Tensors (arrays and numbers become Tensors) and leaves nobody's ``.grad`` changed.
-Results for one argument are a Tensor, for several a tuple. They nest: where an argument, or a tensor that ``fn`` reads
-from outside, belongs to a graph that is being recorded, the results belong to it too.
+Each calls ``fn`` with its arguments as Tensors (arrays and numbers become Tensors) and leaves nobody's ``.grad``
+changed. Arguments and results may be containers: dicts, lists, tuples, named ones too, and dataclasses, nested as one
+likes; derivatives come in the same form, Tensors in the places of arrays, and None in those of strings and their like.
+Keyword arguments are passed on and not differentiated. With ``has_aux`` the function returns a pair, of which the
+second part, whatever it is, is handed on.
+
+They nest: where an argument, or a tensor that ``fn`` reads from outside, belongs to a graph that is being recorded, the
+results belong to it too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import numpy as np
 
 from minigrad import ops
-from minigrad.backend import array_module, is_floating
-from minigrad.checkpointing import Function, T, alike, several
+from minigrad.backend import array_module, is_array, is_floating
+from minigrad.checkpointing import Function, T, several
 from minigrad.checkpointing import checkpoint as checkpoint
 from minigrad.creation import asarray
-from minigrad.engine.backward import grad, nodes_behind
+from minigrad.engine.backward import gradients, nodes_behind
 from minigrad.engine.core import node_ids
 from minigrad.engine.recording import Setting, enable_grad, is_grad_enabled
-from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
+from minigrad.errors import ArgumentError, CallError, DTypeError, GraphError, ShapeError
+from minigrad.forward import Calls, products
 from minigrad.messages.arguments import as_int
 from minigrad.messages.explain import describe, explained
+from minigrad.rows import at_once, pull_rows
 from minigrad.tensor import Tensor, TensorLike
+from minigrad.trees import filled, is_leaf, leaves, matched, parts
+
+Argnums = int | tuple[int, ...] | None
 
 # ---- arguments and results ------------------------------------------------------------------------------------------
 
@@ -42,163 +53,381 @@ def _now() -> int:
     return next(node_ids)
 
 
-def _variable(value: Any) -> Tensor:
+def _variable(value: Any, path: str) -> Tensor:
     """``value`` as something to differentiate by: a new leaf, or a new result of a tensor that is being recorded."""
     tensor = asarray(value)
     if tensor.requires_grad and is_grad_enabled():
         return ops.reshape(tensor, tensor.shape)
     if not is_floating(tensor.dtype):
-        raise DTypeError("floating-point arguments to differentiate by", describe(tensor), "write 1.0 for 1")
+        hint = "write 1.0 for 1; argnums= names the arguments to differentiate by"
+        raise DTypeError("floating-point arguments to differentiate by", f"{describe(tensor)} as {path}", hint)
     leaf = _Variable.__new__(_Variable)
     leaf._fill(tensor.data)
     leaf._requires_grad, leaf.birth = True, _now()
     return leaf
 
 
-def _called(fn: Function, args: Sequence[Any], wanted: Sequence[int]) -> tuple[Any, list[Tensor], bool]:
-    """``fn`` on ``args``, those of ``wanted`` as variables: (result, the variables, whether an outer graph goes on)."""
-    if not args:
-        raise CallError("at least one argument to differentiate by", "none", "they follow the function: (fn, x)")
-    outer = is_grad_enabled()
-    values = [_variable(a) if i in wanted else asarray(a) if _is_number(a) else a for i, a in enumerate(args)]
-    variables = [values[i] for i in wanted]
-    start = _now()
-    with enable_grad(), Setting(transforming=True):
-        out = fn(*values)
-    results = out if isinstance(out, tuple | list) else (out,)
-    for result in results:
-        if not isinstance(result, Tensor):
-            hint = "compute with minigrad, not with .data or NumPy alone"
-            raise DTypeError("a function that returns Tensors", describe(result), hint)
-    edges = {v.node or v for v in variables}
-    behind = nodes_behind([r.node for r in results], lambda node: node in edges)
-    sources = {edge for node in behind for edge in node.parents} - edges
-    leaves = [e for e in sources if isinstance(e, Tensor) and not (isinstance(e, _Variable) and e.birth > start)]
-    foreign = bool(leaves) or any(v.node for v in variables)
-    return out, variables, outer and foreign
+class _Call:
+    """One call of a function on variables.
+
+    args       the wanted arguments, as they were given
+    variables  of their leaves, in order
+    out, outs  the result and its leaves; ``aux`` is what came beside it
+    nested     whether an outer graph goes on through the results
+    """
+
+    def __init__(
+        self, fn: Function, args: Sequence[Any], kwargs: Any = None, argnums: Argnums = None, has_aux: bool = False
+    ) -> None:
+        if not args:
+            raise CallError("at least one argument to differentiate by", "none", "they follow the function: (fn, x)")
+        self.single = isinstance(argnums, int) or (argnums is None and len(args) == 1)
+        wanted = _places(argnums, len(args))
+        self.args = tuple(args[i] for i in wanted)
+        outer = is_grad_enabled()
+        made = {i: _variables(args[i], f"argument {i}") for i in wanted}
+        values = [_filled(a, made[i]) if i in made else asarray(a) if _is_number(a) else a for i, a in enumerate(args)]
+        self.variables = [variable for i in wanted for variable in made[i]]
+        start = _now()
+        with enable_grad(), Setting(transforming=True):
+            out = fn(*values, **(kwargs or {}))
+        self.out: Any
+        self.aux: Any
+        self.out, self.aux = _pair(out) if has_aux else (out, None)
+        self.outs = [_result(part) for _, part in _results(self.out)]
+        edges = {v.node or v for v in self.variables}
+        behind = nodes_behind([r.node for r in self.outs], lambda node: node in edges)
+        sources = {edge for node in behind for edge in node.parents} - edges
+        found = [e for e in sources if isinstance(e, Tensor) and not (isinstance(e, _Variable) and e.birth > start)]
+        self.nested = outer and (bool(found) or any(v.node for v in self.variables))
+
+    def grads(self, seeds: Sequence[Any], create: bool, retain: bool = False) -> list[Tensor]:
+        """Gradients of the results with respect to the variables; zeros where nothing depends on one."""
+        return _grads(self.outs, self.variables, seeds, create, retain)
+
+    def detached(self) -> Any:
+        """The result, cut off from the graph that served the transform, unless an outer one goes on."""
+        return self.out if self.nested else filled(self.out, (out.detach() for out in self.outs))
+
+    def with_aux(self, *results: Any, has_aux: bool) -> Any:
+        """The results of a transform, and what the function gave besides, cut off likewise."""
+        if not has_aux:
+            return results if len(results) > 1 else results[0]
+        aux = self.aux
+        if not self.nested:
+            aux = filled(aux, (v.detach() if isinstance(v, Tensor) else v for _, v in leaves(aux)))
+        return (*results, aux)
+
+    def in_form(self, found: Sequence[Any]) -> Any:
+        """A derivative by each variable, in the form of the arguments."""
+        rest = iter(found)
+        whole = tuple(filled(arg, rest, lambda value: None) for arg in self.args)
+        return whole[0] if self.single else whole
+
+    def scalar(self) -> None:
+        """Refuse a result that isn't a single number."""
+        if not is_leaf(self.out) or self.outs[0].size != 1:
+            hint = "call .sum() or .mean() at its end; has_aux=True lets it return a second thing"
+            raise ShapeError("a function that returns a scalar", describe(self.out), hint)
+
+
+def _places(argnums: Argnums, count: int) -> tuple[int, ...]:
+    """Positions of the arguments to differentiate by, counted from the front; None is all of them."""
+    if argnums is None:
+        return tuple(range(count))
+    wanted = [as_int(i, "argnums") for i in several(argnums)]
+    if any(not -count <= i < count for i in wanted):
+        raise ArgumentError(f"argnums among the {count} positional arguments", str(argnums), "the first is 0")
+    return tuple(i % count for i in wanted)
+
+
+def _variables(arg: Any, path: str) -> list[Tensor]:
+    if parts(arg) is None and not is_leaf(arg):
+        return [_variable(arg, path)]  # which says what it isn't
+    return [_variable(value, where) for where, value in leaves(arg, path)]
+
+
+def _filled(arg: Any, variables: Sequence[Tensor]) -> Any:
+    return filled(arg, iter(variables))
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic | float)
 
 
-def _grads(outs: Any, variables: list[Tensor], g: Any, create: bool, retain: bool = False) -> list[Tensor]:
-    """Gradients of ``outs`` with respect to the variables; zeros where nothing depends on one."""
-    pairs = [(o, s) for o, s in zip(outs, g, strict=True) if o.requires_grad]
-    if not pairs:
-        found: tuple[Any, ...] = (None,) * len(variables)
-    else:
-        found = grad(
-            [o for o, _ in pairs], variables, [s for _, s in pairs], retain or create, create, allow_unused=True
-        )
-    return [Tensor._wrap(ops.zeros_like(v)) if f is None else f for f, v in zip(found, variables, strict=True)]
+def _pair(out: Any) -> tuple[Any, Any]:
+    if not (isinstance(out, tuple | list) and len(out) == 2):
+        raise CallError("a function that returns a pair, as has_aux says", describe(out), "return result, aux")
+    return out[0], out[1]
 
 
-def _one_or_all(results: Sequence[Any], single: bool) -> Any:
-    return results[0] if single else tuple(results)
+def _results(out: Any) -> list[tuple[str, Any]]:
+    """The leaves of a result; what else stands in it has no derivative and belongs beside it."""
+    found = parts(out)
+    if found is None:
+        return [("", out)]
+    return [pair for name, part in found for pair in _results(part)]
 
 
-def _detached(out: Any, nested: bool) -> Any:
-    if nested:
-        return out
-    return alike(out, [o.detach() for o in several(out)])
+def _result(value: Any) -> Tensor:
+    """A result as a Tensor. A number of Python is a constant; an array may have been computed beside the graph."""
+    if type(value) in (int, float, bool):  # which no number of NumPy is
+        return asarray(value)
+    if not isinstance(value, Tensor):
+        hint = "compute with minigrad, not with .data or NumPy alone; has_aux=True is for what is not differentiated"
+        raise DTypeError("a function that returns Tensors", describe(value), hint)
+    return value
 
 
-def _tangents(variables: Sequence[Tensor], given: Any) -> list[Tensor]:
-    """One vector for each variable, in its shape; for a single variable also nested lists of numbers."""
-    shapes = [v.shape for v in variables]
-    parts = several(given)
-    if len(shapes) == 1 and (len(parts) != 1 or np.shape(parts[0]) != shapes[0]):
-        parts = (given,)
-    found = [np.shape(part) for part in parts]
-    if found != shapes:
-        raise ShapeError(f"vectors of the shapes {shapes}", str(found), "one for each argument, in its shape")
-    return [p if isinstance(p, Tensor) else asarray(p, v.dtype) for p, v in zip(parts, variables, strict=True)]
+def _grads(
+    outs: Sequence[Any], variables: Sequence[Tensor], seeds: Sequence[Any], create: bool, retain: bool = False
+) -> list[Tensor]:
+    pairs = [(o, s) for o, s in zip(outs, seeds, strict=True) if o.requires_grad]
+    found = gradients([o for o, _ in pairs], variables, [s for _, s in pairs], retain or create, create)
+    return [_zeros_like(v) if f is None else f for f, v in zip(found, variables, strict=True)]
 
 
-# ---- transforms -----------------------------------------------------------------------------------------------------
+def _zeros_like(tensor: Any) -> Tensor:
+    return Tensor._wrap(ops.zeros_like(tensor))
+
+
+def _tangents(args: Any, given: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """The positions of the arguments that have a tangent, and those of their leaves, in their shapes.
+
+    None in the place of a tangent passes that argument through. For a single argument its tangent alone will do.
+    """
+    candidates = [given] * isinstance(given, tuple | list) + [(given,)] * (len(args) == 1)
+    for k, candidate in enumerate(candidates or [(given,)]):
+        try:
+            if len(candidate) != len(args):
+                what = f"{len(args)} vectors, one for each argument"
+                raise ArgumentError(what, f"{len(candidate)}", "None passes an argument through")
+            places = tuple(i for i, t in enumerate(candidate) if t is not None)
+            pairs = [pair for i in places for pair in _matched_pairs(args[i], candidate[i], f"vector {i}")]
+            shapes, found = [np.shape(a) for a, _ in pairs], [np.shape(t) for _, t in pairs]
+            if shapes != found:
+                raise ShapeError(f"vectors of the shapes {shapes}", str(found), "one for each argument, in its shape")
+            return places, [t for _, t in pairs]
+        except (ArgumentError, ShapeError):
+            if k == len(candidates) - 1 or not candidates:
+                raise
+    raise AssertionError
+
+
+def _matched_pairs(arg: Any, given: Any, what: str) -> list[tuple[Any, Any]]:
+    return list(zip((a for _, a in leaves(arg)), matched(arg, given, what), strict=True))
+
+
+def _typed(value: Any, like: Tensor) -> Tensor:
+    """``value`` as a Tensor, a number or an array in the dtype of ``like``."""
+    tensor = value if isinstance(value, Tensor) else asarray(value, like.dtype)
+    return tensor if tensor.dtype == like.dtype else tensor.astype(like.dtype)
+
+
+def _recorded(values: Iterable[Any]) -> bool:
+    return is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+@overload
+def grad(outputs: Function, inputs: Argnums = 0, *, has_aux: bool = False) -> Function: ...
+@overload
+def grad(
+    outputs: Tensor | Iterable[Tensor],
+    inputs: Tensor | Iterable[Tensor],
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Tensor, ...]: ...
+@overload
+def grad(outputs: Function, *, argnums: Argnums = 0, has_aux: bool = False) -> Function: ...
+@explained
+def grad(
+    outputs: Any,
+    inputs: Any = None,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+    *,
+    argnums: Any = 0,
+    has_aux: bool = False,
+) -> Any:
+    """Gradients of ``outputs`` with respect to ``inputs``, as a tuple of Tensors; or of a function, as a function.
+
+    ``grad(fn, argnums=0)`` is the function of the gradient of ``fn``, which returns a scalar, with respect to the
+    arguments ``argnums``: one, or a tuple of them. With ``has_aux`` it gives (gradient, aux).
+
+    ``grad(outputs, inputs)`` changes no leaf's ``.grad``; inputs may be leaves or results. With ``create_graph`` the
+    gradients are recorded and can be differentiated again. grad_outputs are the gradients of non-scalar outputs. An
+    input that no output depends on is an error, or None under ``allow_unused``.
+
+    >>> import minigrad as mg
+    >>> print(mg.grad(lambda x: x**3)(3.0).item(), mg.grad(mg.grad(lambda x: x**3))(3.0).item())
+    27.0 18.0
+    >>> x = mg.Tensor(3.0, requires_grad=True)
+    >>> (dx,) = mg.grad(x**3, x, create_graph=True)
+    >>> (ddx,) = mg.grad(dx, x)
+    >>> print(dx.item(), ddx.item())
+    27.0 18.0
+    """
+    if callable(outputs):
+        return _gradient(outputs, argnums if inputs is None else inputs, has_aux)
+    if inputs is None:
+        raise CallError("inputs, the tensors to differentiate by", "none", "grad(loss, [x, y]), or grad(fn)(x, y)")
+    outputs, inputs = _listed(outputs), _listed(inputs)
+    given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
+    if len(given) != len(outputs):
+        raise ArgumentError(f"{len(outputs)} grad_outputs, one for each output", f"{len(given)}", "put them in a list")
+    for i, tensor in enumerate(inputs):
+        if not (isinstance(tensor, Tensor) and tensor.requires_grad):
+            got = tensor._brief() if isinstance(tensor, Tensor) else describe(tensor)
+            raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
+    retain = create_graph if retain_graph is None else retain_graph
+    found = gradients(outputs, inputs, given, retain, create_graph)
+    missing = [i for i, g in enumerate(found) if g is None]
+    if missing and not allow_unused:
+        raise GraphError("outputs made from every input", f"no path to input {missing[0]}", "or pass allow_unused=True")
+    return tuple(found)
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list of tensors; a single tensor becomes a list of one."""
+    single = isinstance(value, Tensor | str) or is_array(value) or not isinstance(value, Iterable)
+    return [value] if single else list(value)
+
+
+def _named(name: str, fn: Function) -> Callable[[Function], Function]:
+    """Give a transformed function the name and the text of the one that it was made from."""
+
+    def decorate(made: Function) -> Function:
+        functools.update_wrapper(made, fn, ("__module__", "__doc__"), ())
+        made.__name__ = made.__qualname__ = f"{name} of {getattr(fn, '__name__', type(fn).__name__)}"
+        return made
+
+    return decorate
+
+
+def _gradient(fn: Function, argnums: Argnums, has_aux: bool) -> Function:
+    both = value_and_grad(fn, argnums, has_aux)  # type: ignore[call-overload]
+
+    @_named("gradient", fn)
+    def transformed(*args: Any, **kwargs: Any) -> Any:
+        value, slope = both(*args, **kwargs)
+        return (slope, value[1]) if has_aux else slope
+
+    return transformed
 
 
 @overload
 def value_and_grad(fn: Function, argnums: int = 0) -> Callable[..., tuple[Tensor, Tensor]]: ...
 @overload
 def value_and_grad(fn: Function, argnums: tuple[int, ...]) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]: ...
+@overload
+def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0, *, has_aux: bool) -> Callable[..., Any]: ...
 @explained
-def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Function:
+def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
     """A function that returns ``fn``'s value, a scalar, and its gradient with respect to the arguments ``argnums``.
+
+    argnums  a position, also counted from the end, or a tuple of positions
+    has_aux  whether ``fn`` returns (scalar, aux); then the value is that pair
 
     >>> value, slope = value_and_grad(lambda x: (x * x).sum())(np.array([1.0, 2.0]))
     >>> print(value.item(), slope.data)
     5.0 [2. 4.]
     """
-    wanted = tuple(as_int(i, "argnums") for i in several(argnums))
+    several(argnums) and [as_int(i, "argnums") for i in several(argnums)]
 
-    def transformed(*args: Any) -> tuple[Any, Any]:
-        if any(not 0 <= i < len(args) for i in wanted):
-            raise ArgumentError(f"argnums among the {len(args)} arguments", str(argnums), "the first is 0")
-        out, variables, nested = _called(fn, args, wanted)
-        _check_scalar(out)
-        found = _grads([out], variables, [None], nested)
-        return _detached(out, nested), _one_or_all(found, isinstance(argnums, int))
+    @_named("value and gradient", fn)
+    @explained
+    def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        call = _Call(fn, args, kwargs, argnums, has_aux)
+        call.scalar()
+        found = call.in_form(call.grads([None], call.nested))
+        return call.with_aux(call.detached(), has_aux=has_aux), found
 
     return transformed
 
 
-def _check_scalar(out: Any) -> None:
-    if not isinstance(out, Tensor) or out.size != 1:
-        raise ShapeError("a function that returns a scalar", describe(out), "call .sum() or .mean() at its end")
+@explained
+def elementwise_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Function:
+    """A function that returns the gradient of the sum of ``fn``'s result: of elementwise functions the derivative.
+
+    >>> print(elementwise_grad(lambda x: x**3)(np.array([1.0, 2.0])).data)
+    [ 3. 12.]
+    """
+
+    @_named("derivative", fn)
+    @explained
+    def transformed(*args: Any, **kwargs: Any) -> Any:
+        call = _Call(fn, args, kwargs, argnums)
+        ones = [array_module(o.data).ones(o.shape, o.dtype) for o in call.outs]
+        return call.in_form(call.grads(ones, call.nested))
+
+    return transformed
+
+
+# ---- products with the Jacobian and the Hessian ---------------------------------------------------------------------
 
 
 @explained
-def vjp(fn: Callable[..., T], *args: Any) -> tuple[T, Function]:
+def vjp(
+    fn: Callable[..., T], *args: Any, argnums: Argnums = None, has_aux: bool = False, **kwargs: Any
+) -> tuple[T, Function]:
     """``fn(*args)``, and a function that maps a gradient ``u`` of the result to ``uᵀ J``, as often as one likes.
+
+    ``argnums`` names the arguments to differentiate by, by default all. With ``has_aux`` it gives (out, pullback, aux).
 
     >>> out, pullback = vjp(lambda x: x * x, np.array([1.0, 2.0]))
     >>> print(pullback(np.array([1.0, 10.0])).data)
     [ 2. 40.]
     """
-    out, variables, nested = _called(fn, args, range(len(args)))
-    outs = several(out)
+    call = _Call(fn, args, kwargs, argnums, has_aux)
 
     @explained
     def pullback(u: Any) -> Any:
-        if len(several(u)) != len(outs):
-            got, hint = str(len(several(u))), "one for each result, in its shape"
-            raise ArgumentError(f"{len(outs)} gradients, of the results", got, hint)
+        parts_of_u = matched(call.out, u, "the gradient")
         seeds = [
-            asarray(s, dtype=o.dtype) if not isinstance(s, Tensor) else s for s, o in zip(several(u), outs, strict=True)
+            s if isinstance(s, Tensor) else asarray(s, o.dtype) for s, o in zip(parts_of_u, call.outs, strict=True)
         ]
-        again = nested or any(s.requires_grad for s in seeds)
-        return _one_or_all(_grads(outs, variables, seeds, again, retain=True), len(args) == 1)
+        return call.in_form(call.grads(seeds, call.nested or any(s.requires_grad for s in seeds), retain=True))
 
-    return _detached(out, nested), pullback
+    return call.with_aux(call.detached(), pullback, has_aux=has_aux)  # type: ignore[no-any-return]
 
 
 @explained
-def jvp(fn: Callable[..., T], args: Any, tangents: Any) -> tuple[T, T]:
-    """``fn(*args)`` and the product ``J t`` with tangents of the shapes of the arguments.
+def jvp(fn: Callable[..., T], args: Any, tangents: Any, has_aux: bool = False, **kwargs: Any) -> tuple[T, T]:
+    """``fn(*args)`` and the product ``J t`` with tangents of the shapes of the arguments: forward mode.
 
-    It is made of two reverse passes: ``u -> uᵀ J`` is linear in u, and the gradient of ``uᵀ J t`` by u is ``J t``.
+    ``args`` is a tuple or list of arguments, or one alone, and so is ``tangents``; an argument whose tangent is None
+    is a constant. ``fn`` runs once, and the graph is walked upwards (``minigrad/forward.py``).
 
     >>> out, product = jvp(lambda x: x * x, np.array([1.0, 2.0]), np.array([1.0, 10.0]))
     >>> print(product.data)
     [ 2. 40.]
     """
     args = several(args)
-    out, variables, nested = _called(fn, args, range(len(args)))
-    outs, t = several(out), _tangents(variables, tangents)
-    dummies = [Tensor._wrap(ops.zeros_like(o)) for o in outs]
-    for dummy in dummies:
-        dummy.requires_grad = True
-    with enable_grad():
-        pulled = _grads(outs, variables, dummies, create=True)
-    nested = nested or (is_grad_enabled() and any(v.requires_grad for v in t))
-    products = _grads(pulled, dummies, t, nested)
-    return _detached(out, nested), _one_or_all(products, not isinstance(out, tuple | list))
+    places, given = _tangents(args, tangents)
+    with Calls() as calls:
+        call = _Call(fn, args, kwargs, places, has_aux)
+    t = [_typed(v, variable) for v, variable in zip(given, call.variables, strict=True)]
+    call.nested = call.nested or _recorded(t)
+    product = _pushed(call, t, calls)
+    return call.with_aux(call.detached(), filled(call.out, iter(product)), has_aux=has_aux)  # type: ignore[no-any-return]
+
+
+def _pushed(call: _Call, t: Sequence[Tensor], calls: Calls) -> list[Tensor]:
+    """``J t`` for each result of a call."""
+    edges: dict[Any, Any] = dict(zip((v.node or v for v in call.variables), t, strict=True))
+    found = products(call.outs, edges, calls, call.nested)
+    return [_zeros_like(o) if f is None else asarray(f) for f, o in zip(found, call.outs, strict=True)]
 
 
 @explained
-def hvp(fn: Function, args: Any, vectors: Any) -> tuple[Tensor, Any]:
+def hvp(fn: Function, args: Any, vectors: Any, **kwargs: Any) -> tuple[Tensor, Any]:
     """``fn(*args)``, a scalar, and the product ``H v`` of its Hessian with vectors of the shapes of the arguments.
 
     >>> out, product = hvp(lambda x: (x**3).sum(), np.array([1.0, 2.0]), np.array([1.0, 1.0]))
@@ -206,64 +435,143 @@ def hvp(fn: Function, args: Any, vectors: Any) -> tuple[Tensor, Any]:
     [ 6. 12.]
     """
     args = several(args)
-    out, variables, nested = _called(fn, args, range(len(args)))
-    _check_scalar(out)
-    v = _tangents(variables, vectors)
+    places, given = _tangents(args, vectors)
+    call = _Call(fn, args, kwargs, places)
+    call.single = len(args) == 1
+    call.scalar()
+    v = [_typed(vector, variable) for vector, variable in zip(given, call.variables, strict=True)]
     with enable_grad():
-        slopes = _grads([out], variables, [None], create=True)
-    nested = nested or (is_grad_enabled() and any(vector.requires_grad for vector in v))
-    products = _grads(slopes, variables, v, nested)
-    return _detached(out, nested), _one_or_all(products, len(args) == 1)
+        slopes = call.grads([None], create=True)
+    call.nested = call.nested or _recorded(v)
+    return call.detached(), call.in_form(_grads(slopes, call.variables, v, call.nested))
+
+
+# ---- whole Jacobians and Hessians -----------------------------------------------------------------------------------
 
 
 @overload
-def jacobian(fn: Function, arg: TensorLike, /) -> Tensor: ...
+def jacobian(fn: Function, arg: TensorLike, /, *, mode: str | None = None) -> Tensor: ...
 @overload
-def jacobian(fn: Function, arg: TensorLike, /, *args: TensorLike) -> tuple[Tensor, ...]: ...
+def jacobian(fn: Function, arg: TensorLike, /, *args: TensorLike, mode: str | None = None) -> tuple[Tensor, ...]: ...
+@overload
+def jacobian(
+    fn: Function, /, *args: Any, mode: str | None = None, argnums: Argnums = None, has_aux: bool = False, **kwargs: Any
+) -> Any: ...
 @explained
-def jacobian(fn: Function, *args: Any) -> Any:
-    """All partial derivatives: for each argument an array of shape ``out.shape + arg.shape``, one pass for each row.
+def jacobian(
+    fn: Function, /, *args: Any, mode: str | None = None, argnums: Argnums = None, has_aux: bool = False, **kwargs: Any
+) -> Any:
+    """All partial derivatives: for each argument an array of shape ``out.shape + arg.shape``.
+
+    mode     "reverse" makes a row for each result, many in one pass; "forward" a column for each element of the
+             arguments; None chooses the one that takes fewer
+    argnums  the arguments to differentiate by, by default all
+    has_aux  whether ``fn`` returns (out, aux); then the result is (jacobian, aux)
+
+    Without arguments it is the function of the Jacobian, with respect to the first argument unless ``argnums`` says
+    other. Where ``fn`` returns a container, the Jacobians stand in one like it.
 
     >>> print(jacobian(lambda x: x * x, np.array([1.0, 2.0])).data)
     [[2. 0.]
      [0. 4.]]
     """
-    out, variables, nested = _called(fn, args, range(len(args)))
-    if not isinstance(out, Tensor):
-        raise DTypeError("a function that returns one Tensor", describe(out), "stack joins several results")
-    rows: list[list[Tensor]] = []
-    for k in range(out.size):
-        unit = array_module(out._data).zeros(out.size, out.dtype)
-        unit[k] = 1
-        rows.append(_grads([out], variables, [Tensor._wrap(unit.reshape(out.shape))], nested, retain=True))
-    blocks = [_stacked([row[i] for row in rows], out, v) for i, v in enumerate(variables)]
-    return _one_or_all(blocks, len(args) == 1)
+    if mode not in (None, "forward", "reverse"):
+        raise ArgumentError('mode "forward", "reverse" or None', repr(mode), "None chooses by shape")
+    if not args:
+        options: dict[str, Any] = {"mode": mode, "argnums": 0 if argnums is None else argnums, "has_aux": has_aux}
+
+        @_named("Jacobian", fn)
+        def transformed(*args: Any, **named: Any) -> Any:
+            return jacobian(fn, *_some(args, "jacobian"), **options, **kwargs, **named)
+
+        return transformed
+    with Calls() as calls:
+        call = _Call(fn, args, kwargs, argnums, has_aux)
+    columns, rows = (sum(t.size for t in tensors) for tensors in (call.variables, call.outs))
+    forward = mode == "forward" or (mode is None and columns < rows)
+    blocks = _by_columns(call, calls) if forward else [_by_rows(call, out) for out in call.outs]
+    return call.with_aux(filled(call.out, map(call.in_form, blocks)), has_aux=has_aux)
 
 
-def _stacked(rows: list[Tensor], out: Tensor, variable: Tensor) -> Tensor:
+def _some(args: Sequence[Any], name: str) -> Sequence[Any]:
+    """The arguments of a transformed function, of which there must be one."""
+    if not args:
+        raise CallError("at least one argument to differentiate by", "none", f"{name}(fn)(x), or {name}(fn, x)")
+    return args
+
+
+def _by_rows(call: _Call, out: Tensor) -> list[Tensor]:
+    """The blocks of one result by each variable, from reverse passes."""
+    if not out.requires_grad:
+        return [_block(out, v) for v in call.variables]
+    xp, most = array_module(out.data), at_once([out], hooks=True)
+    found: list[list[Any]] = [[] for _ in call.variables]
+    for start in range(0, out.size, most):
+        count = min(most, out.size - start)
+        units = xp.eye(count, out.size, start, dtype=out.dtype).reshape(count, *out.shape)
+        if most == 1:
+            part = _grads([out], call.variables, [Tensor._wrap(units[0])], call.nested, retain=True)
+            rows: list[Any] = [ops.reshape(g, (1, *g.shape)) for g in part]
+        else:
+            rows = pull_rows(out, call.variables, units, call.nested)
+        for pieces, piece, v in zip(found, rows, call.variables, strict=True):
+            pieces.append(xp.zeros((count, *v.shape), v.dtype) if piece is None else piece)
+    return [_block(out, v, pieces) for v, pieces in zip(call.variables, found, strict=True)]
+
+
+def _block(out: Tensor, variable: Tensor, pieces: Sequence[Any] = (), axis: int = 0) -> Tensor:
     shape = out.shape + variable.shape
-    if not rows:
-        return Tensor._wrap(array_module(variable._data).zeros(shape, variable.dtype))
-    return ops.reshape(ops.stack(rows), shape)
+    if not pieces:
+        return Tensor._wrap(array_module(variable.data).zeros(shape, variable.dtype))
+    whole = pieces[0] if len(pieces) == 1 else ops.concatenate(list(pieces), axis)
+    whole = ops.reshape(whole, shape)
+    return whole if isinstance(whole, Tensor) else Tensor._wrap(array_module(whole).array(whole))
+
+
+def _by_columns(call: _Call, calls: Calls) -> list[list[Tensor]]:
+    """For each result its blocks by each variable, from forward passes, each with the columns of many elements."""
+    blocks: list[list[Tensor]] = [[] for _ in call.outs]
+    most = at_once(call.outs, hooks=False)
+    for variable in call.variables:
+        columns: list[list[Any]] = [[] for _ in call.outs]
+        xp = array_module(variable.data)
+        for start in range(0, variable.size, most):
+            count = min(most, variable.size - start)
+            units = xp.eye(count, variable.size, start, dtype=variable.dtype).reshape(count, *variable.shape)
+            tangents = {variable.node or variable: Tensor._wrap(units)}
+            found = products(call.outs, tangents, calls, call.nested, count)
+            for column, product, out in zip(columns, found, call.outs, strict=True):
+                column.append(xp.zeros((count, *out.shape), out.dtype) if product is None else product)
+        for block, out, pieces in zip(blocks, call.outs, columns, strict=True):
+            block.append(_block(out, variable, [ops.moveaxis(piece, 0, -1) for piece in pieces], axis=-1))
+    return blocks
 
 
 @overload
 def hessian(fn: Function, arg: TensorLike, /) -> Tensor: ...
 @overload
 def hessian(fn: Function, arg: TensorLike, /, *args: TensorLike) -> tuple[tuple[Tensor, ...], ...]: ...
+@overload
+def hessian(fn: Function, /, *args: Any, argnums: Argnums = None, **kwargs: Any) -> Any: ...
 @explained
-def hessian(fn: Function, *args: Any) -> Any:
+def hessian(fn: Function, /, *args: Any, argnums: Argnums = None, **kwargs: Any) -> Any:
     """All second derivatives of a scalar function: ``arg.shape + arg.shape``, or a tuple of tuples for several args.
+
+    ``argnums`` names the arguments to differentiate by, by default all. Without arguments it is the function of the
+    Hessian, with respect to the first argument unless ``argnums`` says other.
 
     >>> print(hessian(lambda x: (x**3).sum(), np.array([1.0, 2.0])).data)
     [[ 6.  0.]
      [ 0. 12.]]
     """
-
-    def slope(i: int) -> Function:
-        return lambda *values: value_and_grad(fn, i)(*values)[1]
-
     if not args:
-        _called(fn, args, ())  # says so
-    rows = [jacobian(slope(i), *args) for i in range(len(args))]
-    return rows[0] if len(args) == 1 else tuple(rows)
+        first = 0 if argnums is None else argnums
+
+        @_named("Hessian", fn)
+        def transformed(*args: Any, **named: Any) -> Any:
+            return hessian(fn, *_some(args, "hessian"), argnums=first, **kwargs, **named)
+
+        return transformed
+    every = tuple(range(len(args))) if len(args) > 1 else 0
+    places = every if argnums is None else argnums
+    return jacobian(_gradient(fn, places, False), *args, mode="reverse", argnums=places, **kwargs)

@@ -13,9 +13,9 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -26,6 +26,8 @@ from minigrad.errors import ArgumentError, CallError, DTypeError, FileFormatErro
 from minigrad.files import regular_file
 from minigrad.messages.arguments import plain_array
 from minigrad.messages.explain import describe, explained
+
+MOST_HEADER = 100_000_000  # bytes, as in the library
 
 
 @explained
@@ -182,55 +184,104 @@ def load(path: str | os.PathLike[str]) -> dict[str, Array]:
     ...     print(load(f"{folder}/a.safetensors")["x"])
     [0 1 2]
     """
-    with _opened(path) as file:
-        return {name: _array(file, path, name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
+    with _opened(path) as (file, entries, _):
+        return {name: entry.read(file, name) for name, entry in entries.items()}
 
 
 def load_shapes(path: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
     """The shapes of the arrays of a safetensors file by their names; the arrays aren't read."""
-    with _opened(path) as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-
-
-def _array(file: Any, path: str | os.PathLike[str], name: str) -> Array:
-    stored = file.get_slice(name)
-    kind, shape = stored.get_dtype(), stored.get_shape()
-    try:  # the library would end in a panic
-        np.empty(math.prod(shape) * (int(re.sub(r"\D", "", kind) or 8) // 8), np.uint8)
-    except (MemoryError, ValueError):
-        got = f"{name!r} {kind} {shape} in {str(path)!r}"
-        raise OutOfMemoryError("memory for the arrays", got, "a machine with more of it") from None
-    try:
-        return _bfloat16_array(path, name) if kind == "BF16" else file.get_tensor(name)
-    except (TypeError, AttributeError, ValueError, OverflowError, safetensors.SafetensorError):  # as NumPy complains
-        hint = "what wrote the file can cast them"
-        raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", f"{name!r} of {kind}", hint) from None
-
-
-def _bfloat16_array(path: str | os.PathLike[str], name: str) -> Array:
-    """An array that NumPy can't read by itself: its bits are the upper half of those of a float32."""
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        facts = json.loads(file.read(size))[name]
-    start, stop = facts["data_offsets"]
-    bits = np.fromfile(path, "<u2", (stop - start) // 2, offset=8 + size + start).reshape(facts["shape"])
-    try:
-        return bits.view(bfloat16())
-    except DTypeError:  # ml_dtypes is not there
-        return (bits.astype(np.uint32) << 16).view(np.float32)
+    with _opened(path) as (_, entries, _):
+        return {name: entry.shape for name, entry in entries.items()}
 
 
 @explained
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The text that ``save`` stored beside the arrays."""
-    with _opened(path) as file:
-        return dict(file.metadata() or {})
+    with _opened(path) as (_, _, metadata):
+        return metadata
 
 
-def _opened(path: str | os.PathLike[str]) -> Any:
+KINDS = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "u2", "I16": "i2", "U32": "u4", "I32": "i4", "U64": "u8", "I64": "i8",
+    "F16": "f2", "BF16": "u2", "F32": "f4", "F64": "f8", "C64": "c8",
+}  # fmt: skip
+
+
+class _Entry(NamedTuple):
+    """Where in a file an array lies, and what it is."""
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def read(self, file: Any, name: str) -> Array:
+        """The array, read into memory of its own: a map of a file that shrinks meanwhile would end the process."""
+        try:
+            found = np.empty(self.shape, np.dtype(KINDS[self.kind]).newbyteorder("<"))
+        except MemoryError:
+            got = f"{name!r} {self.kind} {list(self.shape)} in {file.name!r}"
+            raise OutOfMemoryError("memory for the arrays", got, "a machine with more of it") from None
+        except (KeyError, ValueError):
+            hint = "what wrote the file can cast them"
+            got = f"{name!r} of {self.kind} {list(self.shape)}"
+            raise FileFormatError("arrays of dtypes that NumPy has, or bfloat16", got, hint) from None
+        file.seek(self.start)
+        if file.readinto(found.reshape(-1).view(np.uint8)) != found.nbytes:
+            raise _unreadable(file.name, f"it ends within {name!r}; did something write to it meanwhile?")
+        found = found.astype(found.dtype.newbyteorder("="), copy=False)
+        if self.kind != "BF16":
+            return found
+        try:
+            return found.view(bfloat16())
+        except DTypeError:  # ml_dtypes is not there; its bits are the upper half of those of a float32
+            return (found.astype(np.uint32) << 16).view(np.float32)
+
+
+def _unreadable(path: Any, why: object) -> FileFormatError:
+    return FileFormatError("a safetensors file", f"{str(path)!r}: {why}", "save() writes such files")
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Any, dict[str, _Entry], dict[str, str]]]:
+    """A safetensors file, the arrays that its header tells of, in the order in which they lie there, and its text."""
     regular_file(checked_path(path), "a safetensors file")
-    try:
-        return safetensors.safe_open(path, framework="numpy")
-    except (safetensors.SafetensorError, OSError) as error:
-        hint = "save() writes such files"
-        raise FileFormatError("a safetensors file", f"{str(path)!r}: {error}", hint) from None
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, "rb"))
+            entries, text = _header(file)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            why = f"no {error} of an array in its header" if isinstance(error, KeyError) else error
+            raise _unreadable(path, why) from None
+        yield file, entries, text
+
+
+def _header(file: Any) -> tuple[dict[str, _Entry], dict[str, str]]:
+    """What a safetensors file says of itself, checked: its arrays lie one after the other and fill the file."""
+    size, at = os.fstat(file.fileno()).st_size, 8 + int.from_bytes(file.read(8), "little")
+    if not 8 < at <= min(size, MOST_HEADER):
+        raise ValueError("it begins with no header")
+    header = json.loads(file.read(at - 8).decode())
+    text = header.pop("__metadata__", None) or {}
+    if not all(isinstance(part, str) for part in text.values()):
+        raise ValueError("its metadata is no text")
+    found = {name: _entry(at, facts) for name, facts in header.items()}
+    entries = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)))
+    for name, entry in entries.items():
+        if entry.start != at:
+            raise ValueError(f"{name!r} lies at byte {entry.start}, not at {at}, where the one before ends")
+        at = entry.stop
+    if at != size:
+        raise ValueError(f"arrays up to byte {at}, in a file of {size}")
+    return entries, text
+
+
+def _entry(begin: int, facts: dict[str, Any]) -> _Entry:
+    """An array that the header tells of; its place is counted from byte ``begin``."""
+    kind, shape, (start, stop) = facts["dtype"], tuple(facts["shape"]), facts["data_offsets"]
+    if any(type(number) is not int or number < 0 for number in (*shape, start, stop)):
+        raise ValueError(f"no whole numbers from 0: shape {shape}, data_offsets {start}, {stop}")
+    bits = re.search(r"\d+", kind)
+    if math.prod(shape) * int(bits[0] if bits else 8) != 8 * (stop - start):  # BOOL has none
+        raise ValueError(f"{stop - start} bytes for shape {shape} of {kind}")
+    return _Entry(kind, shape, begin + start, begin + stop)

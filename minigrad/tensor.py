@@ -27,7 +27,7 @@ from minigrad.backend import (
 )
 from minigrad.engine import core
 from minigrad.engine.backward import backward
-from minigrad.engine.recording import mode
+from minigrad.engine.recording import Setting, mode
 from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, ShapeError
 from minigrad.kernels.operations import log_softmax, softmax
 from minigrad.messages.arguments import as_operand, from_lists
@@ -37,6 +37,10 @@ from minigrad.numpy_protocol import array_function, array_ufunc, compare
 
 TensorLike: TypeAlias = "Tensor | ArrayLike"
 Hook: TypeAlias = Callable[[Any], Any]  # of a gradient, an array or a Tensor, to what takes its place, or None
+
+
+class RunsAgain(Setting):
+    """Inside runs a function of ``checkpoint``, which runs once more later: what it added to ``.grad`` would double."""
 
 
 class Handle:
@@ -213,6 +217,9 @@ class Tensor:
         >>> (x * x).backward(); print(x.grad)
         6.0
         """
+        if any(isinstance(setting, RunsAgain) for setting in mode().blocks):
+            hint = "minigrad.grad(loss, tensors) returns them; or call backward() outside of the function"
+            raise GraphError("no gradients added in a function under checkpoint, which runs twice", "backward()", hint)
         backward(self, gradient, retain_graph)
 
     def detach(self) -> Tensor:
@@ -378,6 +385,9 @@ class Tensor:
     def _write(self, index: Any, value: Any) -> None:
         """Change elements in place."""
         new = array_of(as_operand(value, "the values of x[index]"))
+        if not getattr(self._data.flags, "writeable", True):
+            hint = "x.data = x.data.copy() gives it numbers of its own"
+            raise ArgumentError("numbers that can be written to", f"{self._brief()}, a read-only array", hint)
         try:
             place = ops.placed(ops.plain_index(index), self._data)
             self._data[place] = to_device(new, self.device) if is_array(new) else new

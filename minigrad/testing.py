@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from minigrad.backend import DType, array_of, device_of, is_array, is_floating, to_numpy
-from minigrad.engine.backward import grad
 from minigrad.engine.core import Primitive
 from minigrad.engine.registry import Operation, Sample, sample
 from minigrad.errors import ArgumentError, CallError, DTypeError, GradientError
+from minigrad.functional import grad
 from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
+from minigrad.trees import filled, leaves, parts
 
 Host: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -37,8 +38,9 @@ def gradcheck(fn: Callable[..., Any], inputs: Any, eps: float = 1e-6, atol: floa
     """True if the derivatives of ``fn`` at ``inputs`` are what the central differences ``q = Δf / 2h`` find.
 
     fn          a function of Tensors with one result or several, the same at every call
-    inputs      a Tensor or array, or a sequence of arguments. Checked are the Tensors that require a gradient, or all
-                floating-point arrays and Tensors if none does; the others are constants. All is computed in float64.
+    inputs      a Tensor or array, or a sequence of arguments, also containers of them such as a model's parameters.
+                Checked are the Tensors that require a gradient, or all floating-point arrays and Tensors if none does;
+                the others are constants. All is computed in float64.
     eps         the step h, times the size of an element where that is above 1; keep 10 steps away from kinks
     atol, rtol  a derivative may differ by ``atol + rtol·|q|``, and by what rounding can do to q
 
@@ -97,17 +99,20 @@ class _Function:
     """``fn`` as a map from float64 arrays, those of its inputs that are checked, to its floating-point results."""
 
     def __init__(self, fn: Callable[..., Any], inputs: Any, names: Any = None, devices: Any = None) -> None:
-        given = _sequence(inputs)
+        self.trees = _sequence(inputs)
+        labels = names or _labels(fn, range(len(self.trees)))
+        found = [pair for label, tree in zip(labels, self.trees, strict=False) for pair in leaves(tree, label)]
+        given = [value for _, value in found]
         wanted = [k for k, v in enumerate(given) if isinstance(v, Tensor) and v.requires_grad]
         self.places = wanted or [k for k, v in enumerate(given) if _is_floating_array(v)]
         if not self.places:
-            raise DTypeError("at least one floating-point input", describe(given), "write 1.0 for 1")
+            raise DTypeError("at least one floating-point input", describe(self.trees), "write 1.0 for 1")
         self.fn = fn
         self.given = [v.astype(np.float64) if _is_floating_array(v) else v for v in given]
         arrays = [array_of(given[k]) for k in self.places]
         self.devices = devices or list(map(device_of, arrays))
         self.point: list[Host] = [to_numpy(a).astype(np.float64) for a in arrays]
-        self.names = names or _labels(fn, self.places)
+        self.names = [found[k][0] for k in self.places]
 
     def run(self, arrays: Sequence[Host]) -> tuple[list[Tensor], list[Tensor]]:
         """Fresh leaves with these numbers, and the results at them."""
@@ -116,9 +121,11 @@ class _Function:
 
     def apply(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The floating-point results of ``fn`` with these Tensors in the checked places."""
-        arguments = list(self.given)
+        values = list(self.given)
         for place, tensor in zip(self.places, tensors, strict=True):
-            arguments[place] = tensor
+            values[place] = tensor
+        rest = iter(values)
+        arguments = [filled(tree, rest) for tree in self.trees]
         results = [out for out in _flattened(self.fn(*arguments)) if is_floating(out.dtype)]
         if not results:
             hint = "integers and booleans have no derivative"
@@ -222,7 +229,7 @@ def _rms(rows: Host) -> Host:
 
 
 def _sequence(inputs: Any) -> list[Any]:
-    if isinstance(inputs, Tensor) or is_array(inputs):
+    if isinstance(inputs, Tensor) or is_array(inputs) or (parts(inputs) and not isinstance(inputs, list | tuple)):
         return [inputs]
     if not isinstance(inputs, Sequence) or isinstance(inputs, str):
         hint = "gradcheck(fn, [x, y])"
@@ -234,8 +241,8 @@ def _flattened(value: Any) -> list[Tensor]:
     """The Tensors in a result, in order."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in _flattened(part)]
+    if (found := parts(value)) is not None:
+        return [tensor for _, part in found for tensor in _flattened(part)]
     raise DTypeError("a function that returns Tensors", describe(value), "compute with minigrad's operations")
 
 

@@ -31,6 +31,7 @@ from .convolution import (
 from .encoder_decoder import DecoderLayer, EncoderLayer, Transformer
 from .evaluation import perplexity, sliding_windows, total_loss
 from .feedforward import FeedForward, SwiGLU
+from .functional_call import functional_call
 from .generation import generate
 from .linear import Embedding, Linear
 from .llama import load_llama, save_llama
@@ -89,6 +90,7 @@ __all__ = [
     "beam_search",
     "causal_mask",
     "functional",
+    "functional_call",
     "generate",
     "load_llama",
     "next_token_probabilities",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError
-from .module import Module
+from .module import Module, is_plain
 
 
 def _kind(value: Any) -> str:
@@ -21,9 +21,23 @@ class ModuleList(Module):
     (2, ['0', '1'])
     """
 
+    _count: int | None = None  # of the modules, as long as their names are "0", "1", …
+
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__()
+        vars(self)["_count"] = 0
         self.extend(modules)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        change = isinstance(value, Module) - isinstance(vars(self).get(name), Module)
+        super().__setattr__(name, value)
+        if change:
+            vars(self)["_count"] = int(name) + 1 if change > 0 and name == str(self._count) else None
+
+    def __delattr__(self, name: str) -> None:
+        if isinstance(vars(self).get(name), Module):
+            vars(self)["_count"] = None
+        super().__delattr__(name)
 
     def append(self, module: Module) -> None:
         """Add a module at the end."""
@@ -58,6 +72,8 @@ class ModuleList(Module):
         return index % len(self)
 
     def __getitem__(self, index: Any) -> Any:
+        if self._count is not None and not isinstance(index, slice):
+            return vars(self)[str(self._place(index))]
         modules = [module for _, module in self.named_children()]
         return type(self)._of(modules[index]) if isinstance(index, slice) else modules[self._place(index)]
 
@@ -69,7 +85,7 @@ class ModuleList(Module):
         self._set(self._place(index), module)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.named_children())
+        return sum(1 for _ in self.named_children()) if self._count is None else self._count
 
     def __iter__(self) -> Iterator[Any]:
         return (module for _, module in self.named_children())
@@ -93,8 +109,15 @@ class Sequential(ModuleList):
 
     def forward(self, x: Any) -> Any:
         """The last module of … of the first module of ``x``."""
-        for module in self:
-            x = module(x)
+        levels = [iter(self)]
+        while levels:  # one Sequential in another is no call in another
+            module = next(levels[-1], None)
+            if module is None:
+                levels.pop()
+            elif is_plain(module, Sequential):
+                levels.append(iter(module))
+            else:
+                x = module(x)
         return x
 
 

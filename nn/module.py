@@ -127,14 +127,13 @@ class Module:
             raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to", hint)
 
     def _adopt(self, name: str, child: Module) -> None:
-        """Name all that is below ``child`` by its path from here."""
-        named = set()
-        for path, module in _once(child._walk(f"{self._path}{name}.")):
-            vars(module)["_path"] = path
-            for key, value in vars(module).items():
-                if isinstance(value, Parameter) and id(value) not in named:
-                    named.add(id(value))
-                    value.name = path + key
+        """Name what is below ``child`` by its path from here: what lies deep at the first search, or n layers around
+        each other would be named n times.
+        """
+        path = f"{self._path}{name}."
+        deepest = path.count(".") + 32
+        if _name(child._walk(path, deepest)) == deepest:
+            vars(self)["_unnamed"] = True
 
     def register_buffer(self, name: str, value: Any, persistent: bool = True) -> None:
         """Keep ``value``, an array that isn't learned, as a Tensor that moves with the module.
@@ -155,12 +154,14 @@ class Module:
             if isinstance(value, Module):
                 yield name, value
 
-    def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """This module and all below it with their paths, a shared one under each of its paths."""
+    def _walk(self, prefix: str = "", deepest: int | None = None) -> Iterator[tuple[str, Module]]:
+        """This module and all below it with their paths, a shared one under each; ``deepest`` dots at most."""
         waiting = [(prefix, self)]
         while waiting:
             prefix, module = waiting.pop()
             yield prefix, module
+            if deepest is not None and prefix.count(".") >= deepest:
+                continue
             below = [(f"{prefix}{name}.", child) for name, child in vars(module).items() if isinstance(child, Module)]
             waiting += below[::-1]
 
@@ -170,6 +171,8 @@ class Module:
         Attributes alone may keep them. What is an attribute of a module below this one may stand in a list besides, as
         may what this one is a part of. Called on a part of a model, it lets pass what is an attribute anywhere.
         """
+        if vars(self).pop("_unnamed", False):
+            _name(self._walk(self._path))
         known: set[int] = set()
         walk = list(self._walk())
         for _, module in walk:
@@ -258,9 +261,13 @@ class Module:
 
     def apply(self: M, function: Callable[[Module], Any]) -> M:
         """Call ``function`` with every module of the tree, children before their parents; returns the module."""
-        for _, child in self.named_children():
-            child.apply(function)
-        function(self)
+        found: list[Module] = []
+        waiting: list[Module] = [self]
+        while waiting:  # each before what is below it, from the last child to the first
+            found.append(module := waiting.pop())
+            waiting += [child for _, child in module.named_children()]
+        for module in reversed(found):
+            function(module)
         return self
 
     def train(self: M, mode: bool = True) -> M:
@@ -339,6 +346,10 @@ class Module:
     def __deepcopy__(self: M, memo: dict[int, Any]) -> M:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
+        state: dict[Any, Any] = memo
+        if state.setdefault("from", self) is self:
+            for below in reversed(list(self.modules())):  # what is deepest first: no copy calls another
+                copy.deepcopy(below, memo)
         for name, value in vars(self).items():
             try:
                 vars(made)[name] = copy.deepcopy(value, memo)
@@ -348,6 +359,8 @@ class Module:
                 hint = f"self.{name} = ….detach() in forward(), or delete it before the copy"
                 got = f"attribute {self._path + name!r} of {type(self).__name__} holds the result of a forward pass"
                 raise GraphError("a module without results to copy", got, hint) from None
+        if state["from"] is self:
+            del state["from"]
         return made
 
     # ---- printing ----
@@ -358,7 +371,10 @@ class Module:
 
     def __repr__(self) -> str:
         extra = self.extra_repr()
-        children = [(name, repr(child)) for name, child in self.named_children()]
+        try:
+            children = [(name, repr(child)) for name, child in self.named_children()]
+        except RecursionError:  # hundreds of levels below
+            return f"{type(self).__name__}(…)"
         if not children:
             return f"{type(self).__name__}({extra})"
         lines = [extra] if extra else []
@@ -403,6 +419,19 @@ def _kept_in(value: Any) -> Iterator[Module | Parameter]:
         if any(issubclass(kind, HOLDERS) for kind in set(map(type, parts))):  # quick for a list of a million words
             stack += [part for part in parts if isinstance(part, HOLDERS)]
             yield from (part for part in parts if isinstance(part, Module | Parameter))
+
+
+def _name(walk: Iterator[tuple[str, Module]]) -> int:
+    """Name modules and their parameters by the paths of a walk; gives the most dots in one."""
+    named, dots = set(), 0
+    for path, module in _once(walk):
+        dots = max(dots, path.count("."))
+        vars(module)["_path"] = path
+        for key, value in vars(module).items():
+            if isinstance(value, Parameter) and id(value) not in named:
+                named.add(id(value))
+                value.name = path + key
+    return dots
 
 
 def _attributes(module: Module) -> list[tuple[str, Any]]:

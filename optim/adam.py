@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module
+from minigrad.backend import Array, accumulator, array_module, is_on_gpu
 from minigrad.errors import ArgumentError
 from minigrad.machine.loops import loop
 from minigrad.tensor import Tensor
@@ -86,6 +86,7 @@ class Adam(Optimizer):
     def _move_on_gpu(self, active: list[tuple[int, Group, Tensor]], where: Any) -> bool:
         wide = any(self.state[place].get("exp_avg_sq", param.data).itemsize == 8 for place, _, param in active)
         if wide or not gpu.takes([a for _, _, param in active for a in (param.data, param.grad)]):
+            self._leave_kernel()
             return False
         xp = array_module(active[0][2].data)
         if self._skipped is None:
@@ -101,6 +102,27 @@ class Adam(Optimizer):
             self._skipped += ~where
         return True
 
+    def _leave_kernel(self) -> None:
+        """Make the state that of the general update, where the kernel had it."""
+        skipped, self._skipped = 0 if self._skipped is None else int(self._skipped), None
+        for state in self.state:
+            if "step" in state:
+                state["step"] -= skipped
+                state["exp_avg_sq"] = self._saved("exp_avg_sq", state["exp_avg_sq"])
+
+    def _saved(self, name: str, value: Array) -> Array:
+        kept = name == "exp_avg_sq" and is_on_gpu(value) and value.itemsize == 4
+        return gpu.squares(value) if kept else value
+
+    def _loaded_state(self, arrays: Mapping[str, Array], groups: list[Group]) -> list[dict[str, Any]]:
+        state = super()._loaded_state(arrays, groups)
+        params = [param for group in groups for param in group["params"]]
+        for found, param in zip(state, params, strict=True):
+            v = found.get("exp_avg_sq")
+            if v is not None and v.itemsize == 8 and accumulator(param.dtype).itemsize == 4 and is_on_gpu(v):
+                found["exp_avg_sq"] = gpu.kept(v)
+        return state
+
 
 def _adam(
     w: Array, g: Array, m: Array, v: Array, keep: float, beta1: float, rest1: float, beta2: float, rest2: float,
@@ -114,11 +136,15 @@ def _adam(
         m *= beta1
         m += xp.multiply(g, rest1, out=s)
     try:  # NumPy looks for overflow in any case
-        with np.errstate(over="raise", under="raise" if eps < FAINT[v.itemsize] else "ignore"):
+        with np.errstate(over="raise", under="raise" if eps < FAINT.get(v.itemsize, 0) else "ignore"):
             xp.multiply(g, g, out=s)
             s *= rest2
     except FloatingPointError:
         raise OutOfRange from None
+    if xp is not np and v.itemsize == 4:  # arrays that the kernel doesn't take: the host looks, and waits
+        faint = eps < FAINT[4] and (s < np.finfo(np.float32).tiny) & (g != 0)
+        if bool((~xp.isfinite(s) & xp.isfinite(g) | faint).any()):
+            raise OutOfRange
     v *= beta2
     v += s
     xp.sqrt(v, out=s)

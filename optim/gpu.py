@@ -65,3 +65,21 @@ def adam(
     options = [np.float64(x) for x in (group["lr"], *group["betas"], group["eps"], group["weight_decay"])]
     steps = [s["step"] for s in states]
     _launch("adam", columns, where, skipped, *options, np.int32(decoupled), steps=steps)
+
+
+LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+
+
+def squares(kept: Array) -> Array:
+    """v, of which the kernel keeps -√v where it is no normal number of float32: then in float64. Asks the device."""
+    if not bool((kept < 0).any()):
+        return kept
+    wide = kept.astype(np.float64)
+    return array_module(wide).where(wide < 0, wide * wide, wide)
+
+
+def kept(v: Array) -> Array:
+    """The float64 array v as the kernel keeps it, from which ``squares`` makes the same numbers again."""
+    xp = array_module(v)
+    odd = xp.isfinite(v) & ((v > LARGEST) | ((v > 0) & (v < SMALLEST)))
+    return xp.where(odd, -xp.sqrt(v), xp.where(odd, 0.0, v)).astype(np.float32)

@@ -44,6 +44,21 @@ extern "C" __global__ void scale(const Entry* entries, const long long* chunks, 
     }
 }
 
+// v ← β₂ v + (1 - β₂) g², and its root. Where v is no normal number of float32, since |g| is above 1.8e19 or, which counts
+// beside a `faint` eps alone, below 1e-19, it is kept as -√v; gpu.py's squares() undoes that.
+__device__ inline W mean_square(W kept, W g, W b2, W rest2, bool faint, W& root) {
+    const W largest = 3.40282347e38f, smallest = 1.17549435e-38f;
+    W v = kept * b2 + g * g * rest2;
+    if (kept >= 0 && v <= largest && !(faint && v < smallest)) {
+        root = sqrt(v);
+        return v;
+    }
+    double exact = (kept < 0 ? (double)kept * kept : (double)kept) * b2 + (double)g * g * rest2;
+    root = (W)sqrt(exact);
+    bool normal = exact <= largest && (exact >= smallest || exact == 0 || !faint);
+    return normal || !(exact < 1e300) ? (W)exact : -root;
+}
+
 // A step of Adam, or of AdamW where `decoupled`; none at all where `where` is false. A master copy collects what half
 // precision can't hold; where somebody else assigned an entry of the weight, it follows.
 extern "C" __global__ void adam(const Entry* entries, const long long* chunks, const bool* where,
@@ -53,6 +68,7 @@ extern "C" __global__ void adam(const Entry* entries, const long long* chunks, c
     Entry entry = entries[chunks[2 * blockIdx.x]];
     double step = (double)(entry.step - *skipped), root_of = sqrt(1 - pow(beta2, step));
     W root = (W)root_of, rate = (W)(lr * root_of / (1 - pow(beta1, step)));
+    bool faint = eps * root_of < 9.1e-13;  // adam.py's FAINT of float32
     W b1 = (W)beta1, b2 = (W)beta2, rest1 = (W)(1 - beta1), rest2 = (W)(1 - beta2), kept = (W)(1 - lr * decay);
     FOR_CHUNK(c, entry) {
         W g[PACK], stored[PACK];
@@ -61,7 +77,7 @@ extern "C" __global__ void adam(const Entry* entries, const long long* chunks, c
         fetch(entry.weight, c, stop, stored, whole);
         FOR_LANES(k) {
             if (c + k >= stop) break;
-            W w = stored[k], m = entry.mean[c + k], v = entry.square[c + k];
+            W w = stored[k], m = entry.mean[c + k], root_v;
             if (entry.master) {
                 W master = entry.master[c + k];
                 T rounded;
@@ -70,10 +86,9 @@ extern "C" __global__ void adam(const Entry* entries, const long long* chunks, c
             }
             if (decoupled) w *= kept; else g[k] += (W)decay * w;
             m = m * b1 + g[k] * rest1;
-            v = v * b2 + g[k] * g[k] * rest2;
-            w -= m / (sqrt(v) + (W)eps * root) * rate;
+            entry.square[c + k] = mean_square(entry.square[c + k], g[k], b2, rest2, faint, root_v);
+            w -= m / (root_v + (W)eps * root) * rate;
             entry.mean[c + k] = m;
-            entry.square[c + k] = v;
             if (entry.master) entry.master[c + k] = w;
             narrow(w, entry.weight[c + k]);
         }

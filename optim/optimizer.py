@@ -49,8 +49,8 @@ class Optimizer:
     the parameter that collects updates too small for half precision. Where someone else assigned an entry of such a
     parameter, its master copy follows.
 
-    On the CPU moments go on in float64 once a square leaves the range of float32; a square that leaves the range of
-    float64 is a NonFiniteError.
+    Moments go on in float64 once a square leaves the range of float32 (on a GPU v keeps its root there); on the CPU a
+    square that leaves the range of float64 is a NonFiniteError.
 
     Raises DTypeError for what is no Tensor, GraphError for the result of an operation, ArgumentError for an empty list,
     a parameter listed twice, and an option unknown or out of range.
@@ -239,7 +239,9 @@ class Optimizer:
         skipped = 0 if self._skipped is None else int(self._skipped)
         for place, state in enumerate(self.state):
             for name, value in state.items():
-                arrays[f"{place}.{name}"] = np.array(value - skipped, np.int64) if name == "step" else value.copy()
+                arrays[f"{place}.{name}"] = (
+                    np.array(value - skipped, np.int64) if name == "step" else self._saved(name, value).copy()
+                )
         groups, start = [], 0
         for group in self.param_groups:
             self._check(group)
@@ -247,6 +249,10 @@ class Optimizer:
             groups.append({**group, "params": list(range(start, stop))})
             start = stop
         return {"state": arrays, "param_groups": groups}
+
+    def _saved(self, name: str, value: Array) -> Array:
+        """The numbers of a moment, where a subclass keeps them in another form."""
+        return value
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a ``state_dict``, of which arrays are copied and options replace those of the groups.

@@ -21,6 +21,7 @@ LAYERS = [
     ["tensor", "autocast", "numpy_protocol"],
     ["creation", "random", "serialize", "instruments", "special", "stats"],
     ["checkpointing"],
+    ["trees", "forward", "rows"],
     ["functional"],
     ["testing"],
     ["bundled_packages"],

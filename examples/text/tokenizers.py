@@ -134,9 +134,31 @@ class BpeTokenizer:
 
     def encode(self, text: str) -> Ids:
         # One without an unknown token may not know a text.
-        with _complaints_as(ArgumentError, "a text that the tokenizer.json can encode", "one where"):
+        expected = "a text that the tokenizer.json can encode"
+        with _complaints_as(ArgumentError, expected, "one where"):
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            dropped = self._dropped(text)
+        if dropped:
+            got = f"one whose {''.join(dropped[:20])!r} it leaves out without a word"
+            raise ArgumentError(expected, got, "--tokenizer byte knows all texts")
         return np.array(ids, id_dtype(self.vocab_size))
+
+    def _dropped(self, text: str) -> list[str]:
+        """Characters that go to BPE and are none of its tokens: where it has no unknown token either, they vanish."""
+        facts = self._form["model"]
+        whole = ("unk_token", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
+        if facts.get("type") != "BPE" or any(facts.get(name) for name in whole):
+            return []
+        for token in self._form.get("added_tokens", ()):
+            text = text.replace(token["content"], "")
+        first, split = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        found = []
+        for character in sorted(set(text)):
+            changed = first.normalize_str(character) if first else character
+            pieces = [piece for piece, _ in split.pre_tokenize_str(changed)] if split else [changed]
+            if any(self._tokenizer.model.token_to_id(part) is None for part in "".join(pieces)):
+                found.append(character)
+        return found
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         with _complaints_as(ArgumentError, "ids that the tokenizer.json can decode", "some where"):

@@ -71,9 +71,10 @@ def encodable(value: str) -> bool:
 text, path = Kind("TEXT", "text in the encoding of the terminal", legal=encodable), Kind("PATH")
 
 
-def integer(least: int) -> Kind:
-    """Whole numbers from ``least`` on."""
-    return Kind("N", f"a whole number of at least {least}", int, lambda value: value >= least)
+def integer(least: int, most: float = math.inf) -> Kind:
+    """Whole numbers from ``least`` to ``most``."""
+    limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    return Kind("N", f"a whole number {limits}", int, lambda value: least <= value <= most)
 
 
 def number(expected: str, legal: Callable[[float], bool]) -> Kind:

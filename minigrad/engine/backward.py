@@ -1,16 +1,16 @@
 """The backward pass visits nodes by descending creation number, without recursion, and frees each one after its use.
 
-``backward`` adds gradients to the leaves, ``grad`` returns them. Both run one :class:`Pass`.
+``backward`` adds gradients to the leaves, ``gradients`` returns them. Both run one :class:`Pass`.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +19,9 @@ from minigrad.engine import core
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node, Primitive
 from minigrad.engine.recording import Setting, scaled_gradients
-from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
+from minigrad.errors import DTypeError, GraphError, ShapeError
 from minigrad.messages.arguments import as_operand
-from minigrad.messages.explain import describe, explained
-
-if TYPE_CHECKING:
-    from minigrad.tensor import Tensor
+from minigrad.messages.explain import describe
 
 
 @dataclass(eq=False)
@@ -214,51 +211,15 @@ def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None
     Pass(retain_graph=retain_graph).run([(out.node or out, _seed(out, gradient))])
 
 
-@explained
-def grad(
-    outputs: Tensor | Iterable[Tensor],
-    inputs: Tensor | Iterable[Tensor],
-    grad_outputs: Any = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    allow_unused: bool = False,
-) -> tuple[Tensor, ...]:
-    """Gradients of ``outputs`` with respect to ``inputs``, as a tuple of Tensors; no leaf's ``.grad`` changes.
-
-    inputs may be leaves or results. With ``create_graph`` the gradients are recorded and can be differentiated again.
-    grad_outputs are the gradients of non-scalar outputs. An input that no output depends on is an error, or None under
-    ``allow_unused``.
-
-    >>> import minigrad as mg
-    >>> x = mg.Tensor(3.0, requires_grad=True)
-    >>> (dx,) = mg.grad(x**3, x, create_graph=True)
-    >>> (ddx,) = mg.grad(dx, x)
-    >>> print(dx.item(), ddx.item())
-    27.0 18.0
-    """
-    outputs, inputs = _listed(outputs), _listed(inputs)
-    given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
-    if len(given) != len(outputs):
-        raise ArgumentError(f"{len(outputs)} grad_outputs, one for each output", f"{len(given)}", "put them in a list")
-    for i, tensor in enumerate(inputs):
-        if not (isinstance(tensor, core.Tensor) and tensor._requires_grad):
-            got = tensor._brief() if isinstance(tensor, core.Tensor) else describe(tensor)
-            raise GraphError(f"input {i} to be a Tensor with requires_grad=True", got, "x.requires_grad = True first")
-    seeds = [_seed(out, g) for out, g in zip(outputs, given, strict=True)]
-    edges = [tensor.node or tensor for tensor in inputs]
-    work = Pass(create_graph, create_graph if retain_graph is None else retain_graph, set(edges))
+def gradients(
+    outputs: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any], retain_graph: bool, create_graph: bool
+) -> list[Any]:
+    """For each input d(outputs)/d(input) as a Tensor, None where none depends on it; ``given`` are those of outputs."""
+    edges, seeds = [tensor.node or tensor for tensor in inputs], list(map(_seed, outputs, given))
+    work = Pass(create_graph, retain_graph, set(edges))
     work.run([(out.node or out, seed) for out, seed in zip(outputs, seeds, strict=True)])
-    missing = [i for i, edge in enumerate(edges) if edge not in work.found]
-    if missing and not allow_unused:
-        raise GraphError("outputs made from every input", f"no path to input {missing[0]}", "or pass allow_unused=True")
     found = [work.found.get(edge) for edge in edges]
-    return tuple(None if g is None else _wrapped(g if create_graph else array_module(g).array(g)) for g in found)  # type: ignore[misc]
-
-
-def _listed(value: Any) -> list[Any]:
-    """A list of tensors; a single tensor becomes a list of one."""
-    single = isinstance(value, core.Tensor | str) or is_array(value) or not isinstance(value, Iterable)
-    return [value] if single else list(value)
+    return [None if g is None else _wrapped(g if create_graph else array_module(g).array(g)) for g in found]
 
 
 def _wrapped(g: Any) -> Any:

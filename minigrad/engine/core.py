@@ -157,6 +157,7 @@ class Primitive(Operation[P]):
         self.position = {name: i for i, name in enumerate(arguments)}
         self.required = sum(default is inspect.Parameter.empty for default in self.defaults)
         self.rules: list[Declared] = []
+        self.forward_rules: list[Declared] = []
         self.plans: dict[Any, Any] = {}
 
     def argument(self, position: int) -> str:
@@ -167,22 +168,32 @@ class Primitive(Operation[P]):
 
     def defvjp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
         """Give the vector-Jacobian products of the leading arguments in order (None: no derivative), or by name."""
-        places = (*self.names, *["one rule too many"] * len(rules))  # which is the name of no argument
-        for name, rule in [*zip(places, rules, strict=False), *named.items()]:
-            if rule is not None:
-                self._add_rule((name,), rule)
-        return self
+        return self._add_rules(self.rules, rules, named)
+
+    def defjvp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
+        """Give Jacobian-vector products alike: the first parameter is the tangent of that argument; they are summed.
+
+        Forward mode needs none where the primitive is elementwise or linear, and does without one elsewhere, slowly.
+        """
+        return self._add_rules(self.forward_rules, rules, named)
 
     def defjoint(self, *names: str) -> Callable[[F], F]:
         """Decorate one rule that returns the gradients of several arguments, as a tuple in the order of ``names``."""
 
         def declare(rule: F) -> F:
-            self._add_rule(names, rule, joint=True)
+            self._add_rule(self.rules, names, rule, joint=True)
             return rule
 
         return declare
 
-    def _add_rule(self, names: tuple[str, ...], rule: Rule, joint: bool = False) -> None:
+    def _add_rules(self, among: list[Declared], rules: Any, named: Any) -> Primitive[P]:
+        places = (*self.names, *["one rule too many"] * len(rules))  # which is the name of no argument
+        for name, rule in [*zip(places, rules, strict=False), *named.items()]:
+            if rule is not None:
+                self._add_rule(among, (name,), rule)
+        return self
+
+    def _add_rule(self, among: list[Declared], names: tuple[str, ...], rule: Rule, joint: bool = False) -> None:
         reads = residual_names(rule)
         unknown = [name for name in reads if not is_legal(name, self.position)]
         if (unknown and not self.keeps_arguments) or not set(names) <= set(self.position):
@@ -191,7 +202,7 @@ class Primitive(Operation[P]):
             raise CallError(f"rules of {self.name!r} that read {legal}", f"{unknown or names}", hint)
         for name in names:
             self.checks.setdefault(name, as_operand)
-        self.rules.append(Declared(tuple(self.position[name] for name in names), rule, reads, joint))
+        among.append(Declared(tuple(self.position[name] for name in names), rule, reads, joint))
         self.plans.clear()
 
     # -- the forward call --

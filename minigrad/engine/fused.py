@@ -116,16 +116,21 @@ class Fused(Primitive[P]):
         """Gradients by the backward kernel; by differentiating the definition where they must be differentiable."""
         if not create_graph:
             return super().run_rules(node, g, create_graph)
+        inputs, outs = self.expanded(node)
+        pairs = zip(outs, g, strict=True) if type(g) is tuple else [(outs[0], g)]
+        work = Pass(create_graph=True, retain_graph=True, targets={x.node for x in inputs}, inner=True)
+        work.run([(part.node, up) for part, up in pairs if isinstance(part, core.Tensor) and part.requires_grad])
+        return [work.found.get(x.node) for x in inputs]
+
+    def expanded(self, node: Node) -> tuple[list[Any], tuple[Any, ...]]:
+        """A graph of the definition for one of a kernel: its inputs, in the order of ``plan.wrt``, and its results."""
         wanted = [self.names[i] for i in node.plan.wrt]
         values = dict(zip(node.plan.names, self.rewrap(node), strict=True))
         with enable_grad():
             inputs = [values[name].reshape(edge.shape) for name, edge in zip(wanted, node.parents, strict=True)]
             values |= zip(wanted, inputs, strict=True)  # a node for each, also where one Tensor stands in two places
             out = self.definition(*[values[name] for name in self.names])
-        pairs = zip(out, g, strict=True) if type(out) is tuple else [(out, g)]
-        work = Pass(create_graph=True, retain_graph=True, targets={x.node for x in inputs}, inner=True)
-        work.run([(part.node, up) for part, up in pairs if isinstance(part, core.Tensor) and part.requires_grad])
-        return [work.found.get(x.node) for x in inputs]
+        return inputs, out if type(out) is tuple else (out,)
 
 
 @overload

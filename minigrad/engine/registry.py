@@ -46,6 +46,8 @@ class Operation(Generic[P]):
     part_of       the public operation that this one is a part of, which texts for the user then name
     flops         how much it computes, for ``profile``: a function of the arguments and of ``out``, by name
     precision     under autocast, of a primitive: "low" for products, "wide" for sums and what is made of them
+    linear        of a primitive, in its arguments with rules: "jointly", as a sum is, or "each", as a product is
+    stacks        whether a primitive takes stacks of its arguments, and axes counted from the end, to stacked results
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class Operation(Generic[P]):
         part_of: str | None = None,
         flops: Callable[..., Any] | None = None,
         precision: str | None = None,
+        linear: str | None = None,
+        stacks: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.function: Callable[..., Any] = function
@@ -68,7 +72,7 @@ class Operation(Generic[P]):
         self.parameters = inspect.signature(function).parameters
         self.checks = {name: check for name, p in self.parameters.items() if (check := check_of(p.annotation))}
         self.torch, self.numpy, self.samples, self.domain, self.kinks = torch, numpy, samples, domain, kinks
-        self.flops, self.precision = flops, precision
+        self.flops, self.precision, self.linear, self.stacks = flops, precision, linear, stacks
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"

@@ -12,7 +12,7 @@ from minigrad.kernels.cuda.dropout import dropped
 from minigrad.kernels.cuda.launching import uniform
 
 
-@primitive(torch=False, samples=[sample((2, 3), p=0.5, seed=1), sample((2, 2, 5), p=0.2, seed=7)])
+@primitive(linear="jointly", torch=False, samples=[sample((2, 3), p=0.5, seed=1), sample((2, 2, 5), p=0.2, seed=7)])
 def drop(x: Array, p: float, seed: int) -> Array:
     """Each element 0 with probability ``p``, else multiplied by 1/(1-p). ``seed`` says which, on every device.
 

@@ -20,8 +20,11 @@ from minigrad.ops.reduce import power_of_two
 
 # By the bytes of a number: a mean of squares above LOWEST has lost no digit that counts. What is between 1 / LIMIT and
 # LIMIT has a cube.
-LOWEST = {info.dtype.itemsize: float(info.tiny / info.eps) for info in map(np.finfo, ("float32", "float64"))}
-LIMIT = {info.dtype.itemsize: 2.0 ** (info.maxexp // 4) for info in map(np.finfo, ("float32", "float64"))}
+KINDS = list(map(np.finfo, ("longdouble", "float32", "float64")))  # where the first has 8 bytes it is the last
+LOWEST: dict[int, Any] = {info.dtype.itemsize: info.tiny / info.eps for info in KINDS}
+LIMIT: dict[int, Any] = {info.dtype.itemsize: info.dtype.type(2) ** (info.maxexp // 4) for info in KINDS}
+for table in (LOWEST, LIMIT):
+    table |= {size: float(number) for size, number in table.items() if size <= 8}  # Python's widen no array
 
 FAINT, HUGE = LOWEST[4], 3e38  # of float32, for loops: beyond them they leave a row to NumPy
 

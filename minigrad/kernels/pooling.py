@@ -157,8 +157,9 @@ def _backward_max(
     rows, largest = _planes(x, grid), np.reshape(out, (-1, *grid.out))
     if np.isnan(np.sum(largest)):  # a NaN is the largest, but equal to nothing
         rows, largest = (np.where(np.isnan(a), np.inf, a).astype(a.dtype) for a in (rows, largest))
-    bits = f"i{x.dtype.itemsize}"
-    up = np.ascontiguousarray(g, x.dtype).reshape(largest.shape).view(bits)
+    bits = f"i{x.dtype.itemsize}" if x.dtype.itemsize <= 8 else None
+    up = np.ascontiguousarray(g, x.dtype).reshape(largest.shape)
+    up = up.view(bits) if bits else up
     gx = np.zeros(rows.shape, accumulator(x.dtype))
     parts = list(grid.parts())
 
@@ -169,6 +170,9 @@ def _backward_max(
             hit = rows[a:b][inside] == largest[a:b][windows]
             hit &= left[windows]
             left[windows] ^= hit
+            if bits is None:  # no integer has as many bits
+                gx[a:b][inside] += np.where(hit, up[a:b][windows], x.dtype.type(0))
+                continue
             share = np.negative(hit, dtype=bits) if bits == "i1" else np.multiply(hit, -1, dtype=bits)
             share &= up[a:b][windows]
             gx[a:b][inside] += share.view(x.dtype)

@@ -39,6 +39,8 @@ def _backward(g: Any, x: Any) -> tuple[Array]:
     The bits of g are kept or cleared: choosing by a mask without pattern costs five times as much, and 0 · inf is NaN.
     """
     flat, up = (np.ascontiguousarray(a, x.dtype).reshape(-1) for a in (x, g))
+    if x.itemsize > 8:  # no integer has as many bits
+        return (np.where(flat <= 0, flat.dtype.type(0), up).reshape(x.shape),)
     gx, bits = np.empty(x.shape, x.dtype), f"i{x.itemsize}"
     source, result = up.view(bits), gx.reshape(-1).view(bits)
 

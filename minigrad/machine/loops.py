@@ -7,7 +7,7 @@ A tile of a NumPy kernel makes a pass over the cache for every operation; a loop
         for i in range(out.size):
             out[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i]
 
-Where all arrays are contiguous, and float32 if they hold numbers, the loop runs; else the NumPy tile, with the same
+Where all arrays are contiguous, and float32 if they hold fractions, the loop runs; else the NumPy tile, with the same
 arguments. A loop is plain Python in numba's subset. Its literals and its arguments of type float are float32; whole
 numbers only index. It releases the interpreter's lock, and the pool of ``parallel`` shares out the tiles. ``contract``
 lets a product and a sum be rounded once; nothing else of the mathematics may change, but for the order of ``dot``.
@@ -154,12 +154,16 @@ def loop(tile: Callable[P, T]) -> Callable[[Callable[..., object]], Callable[P, 
     return decorate
 
 
-FIT = "flqL?"  # float32, whole numbers, truth values
+ARRAYS = {np.dtype(kind) for kind in ("float32", "complex64", "intp", "uint32", "bool")}
+OTHERS = {int, float, bool, type(None)}
 
 
 def _fit(args: tuple[Any, ...]) -> bool:
-    """Whether all arrays are contiguous, and float32 if they hold floating-point numbers."""
-    return not [1 for x in args if isinstance(x, np.ndarray) and not (x.flags.c_contiguous and x.dtype.char in FIT)]
+    """Whether all arrays are NumPy's, contiguous and of these types."""
+    return not [
+        x for x in args
+        if not (x.flags.c_contiguous and x.dtype in ARRAYS if isinstance(x, np.ndarray) else type(x) in OTHERS)
+    ]  # fmt: skip
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------------
@@ -284,7 +288,7 @@ def exp(x: Any) -> Any:
 
 @helper()
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x), exact in both tails: nothing overflows. 1 - sigmoid(x) is sigmoid(-x), at no other exponential."""
+    """1 / (1 + e^-x), exact in both tails. 1 - sigmoid(x) is sigmoid(-x), by the same exponential."""
     e = exp(-abs(x))
     return (1.0 if x >= 0 else e) / (1.0 + e)
 

@@ -36,7 +36,7 @@ def as_operand(value: Any, what: str) -> Any:
         raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
     if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
         raise DTypeError("booleans, integers or real numbers", describe(value), complaint(value.dtype.kind))
-    return value
+    return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))  # kernels read bytes
 
 
 def plain_array(array: Any) -> Any:

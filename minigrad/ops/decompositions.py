@@ -42,7 +42,13 @@ def rounding(x: Array) -> Any:
 # ---- Cholesky -------------------------------------------------------------------------------------------------------
 
 
-@primitive(precision="wide", samples=[*_square, sample((3, 3), upper=True)], domain=dominant, numpy="linalg.cholesky")
+@primitive(
+    stacks=True,
+    precision="wide",
+    samples=[*_square, sample((3, 3), upper=True)],
+    domain=dominant,
+    numpy="linalg.cholesky",
+)
 @lapack
 def cholesky(x: Array, upper: bool = False) -> Array:
     """The lower triangle L with positive diagonal and ``L Lᵀ = A``, or the upper one ``U = Lᵀ``, of stacks of matrices.
@@ -78,7 +84,7 @@ class QRResult(NamedTuple):
     R: Any
 
 
-@primitive(part_of="qr", precision="wide", samples=_any, domain=dominant, torch=False)
+@primitive(stacks=True, part_of="qr", precision="wide", samples=_any, domain=dominant, torch=False)
 @lapack
 def orthogonal_triangle(x: Array, complete: bool = False) -> tuple[Array, Array]:
     """The factors of ``qr``."""
@@ -167,7 +173,7 @@ class EighResult(NamedTuple):
     eigenvectors: Any
 
 
-@primitive(part_of="eigh", precision="wide", samples=[*_square, sample((3, 3), False)], domain=dominant,
+@primitive(part_of="eigh", precision="wide", samples=[*_square, sample((3, 3), False)], domain=dominant, stacks=True,
            torch=False)  # fmt: skip
 @lapack
 def eigen(x: Array, lower: bool = True) -> tuple[Array, Array]:
@@ -207,7 +213,7 @@ def eigh(x: Array, UPLO: str = "L") -> EighResult:
 
 
 @primitive(part_of="eigvalsh", precision="wide", samples=[sample((3, 3)), sample((3, 3), False)], domain=dominant,
-           torch=False)  # fmt: skip
+           stacks=True, torch=False)  # fmt: skip
 @lapack
 def eigenvalues(x: Array, lower: bool = True) -> Array:
     """The result of ``eigvalsh``."""
@@ -243,7 +249,7 @@ class SVDResult(NamedTuple):
     Vh: Any
 
 
-@primitive(part_of="svd", precision="wide", samples=_any, domain=dominant, torch=False)
+@primitive(stacks=True, part_of="svd", precision="wide", samples=_any, domain=dominant, torch=False)
 @lapack
 def singular(x: Array, full_matrices: bool = False) -> tuple[Array, Array, Array]:
     """The results of ``svd``."""
@@ -306,7 +312,7 @@ def svd(x: Array, full_matrices: bool = True) -> SVDResult:
     return SVDResult(*singular(x, bool(full_matrices)))
 
 
-@primitive(precision="wide", samples=_any, domain=dominant, numpy="linalg.svdvals", torch="linalg.svdvals")
+@primitive(stacks=True, precision="wide", samples=_any, domain=dominant, numpy="linalg.svdvals", torch="linalg.svdvals")
 @lapack
 def svdvals(x: Array) -> Array:
     """The singular values (..., min(m, n)) of matrices, descending; where one is 0, it has the gradient 0.

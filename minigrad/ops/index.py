@@ -66,7 +66,7 @@ _index_samples = [
 ]
 
 
-@primitive(view=True, samples=_index_samples)
+@primitive(linear="jointly", stacks=True, view=True, samples=_index_samples)
 def getitem(x: Array, index: Any) -> Array:
     """``x[index]`` with every index that NumPy takes; repeated places add their gradients up.
 
@@ -94,11 +94,13 @@ def check_indices(shape: tuple[int, ...], index: Any) -> None:
 
 
 @primitive(
+    linear="jointly",
+    stacks=True,
     samples=[
         sample((2, 3), index=slice(1, None), shape=(3, 3)),
         sample((3, 2), index=np.array([0, 2, 0]), shape=(4, 2)),
         sample((2, 2), index=(np.array([[0], [0]]), np.array([1, 1])), shape=(2, 3)),
-    ]
+    ],
 )
 def add_at(g: Array, index: Any, shape: Any) -> Array:
     """Zeros of ``shape`` to whose places ``index`` the array ``g`` was added: the adjoint of ``getitem``.
@@ -175,11 +177,12 @@ _along = np.array([[2, 0, 2], [1, 1, 0]])
 
 
 @primitive(
+    linear="jointly",
     samples=[
         sample((2, 3), _along, axis=1),
         sample((3, 3), _along, axis=0),
         sample((2, 3), np.array([[1], [0]]), axis=-1),
-    ]
+    ],
 )
 def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
     """``x`` at ``indices`` along ``axis``, an index for each element of the result, as ``argsort`` gives them.
@@ -198,11 +201,12 @@ take_along_axis.defvjp(_take_along_back)
 
 
 @primitive(
+    linear="jointly",
     samples=[
         sample((2, 3), _along, (2, 3), axis=1),
         sample((3, 3), _along, (2, 3), axis=0),
         sample((2, 3), _along, (), axis=1),
-    ]
+    ],
 )
 def scatter_add(x: Array, indices: Array, values: Array, axis: int = -1) -> Array:
     """A copy of ``x`` to which ``values`` are added at ``indices`` along ``axis``; repeated places add up.
@@ -226,7 +230,8 @@ scatter_add.defvjp(
 
 
 @primitive(
-    samples=[sample((2, 3), np.array([[2, 0], [1, 0]]), (2, 2), axis=1), sample((2,), np.array([0, 0]), (2,), axis=0)]
+    linear="jointly",
+    samples=[sample((2, 3), np.array([[2, 0], [1, 0]]), (2, 2), axis=1), sample((2,), np.array([0, 0]), (2,), axis=0)],
 )
 def put_along_axis(x: Array, indices: Array, values: Array, axis: int = -1) -> Array:
     """A copy of ``x`` with ``values`` at ``indices`` along ``axis``; of repeated places the last value stays.

@@ -47,7 +47,7 @@ _products = [
 ]
 
 
-@primitive(precision="low", samples=_products, flops=lambda x, out: 2 * out.size * x.shape[-1])
+@primitive(linear="each", precision="low", samples=_products, flops=lambda x, out: 2 * out.size * x.shape[-1])
 def matmul(x: Array, y: Array) -> Array:
     """Matrix product ``x @ y`` over the last two axes, the others broadcast; 1-D arrays are a row and a column.
 
@@ -196,6 +196,7 @@ def _einsum_flops(operands: Sequence[Array], subscripts: str) -> float:
 
 
 @primitive(
+    linear="each",
     part_of="einsum",
     sequence=True,
     precision="low",

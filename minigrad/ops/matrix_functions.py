@@ -41,7 +41,7 @@ _any = [sample((3, 3)), sample((4, 2)), sample((2, 3)), sample((2, 4, 3))]
 # ---- determinant ----------------------------------------------------------------------------------------------------
 
 
-@primitive(precision="wide", samples=_square, domain=dominant, numpy="linalg.det",
+@primitive(stacks=True, precision="wide", samples=_square, domain=dominant, numpy="linalg.det",
            torch="linalg.det")  # fmt: skip
 @lapack
 def det(x: Array) -> Array:
@@ -53,7 +53,7 @@ def det(x: Array) -> Array:
     return array_module(x).asarray(array_module(x).linalg.det(x))
 
 
-@primitive(part_of="det", precision="wide", samples=_square, domain=dominant, torch=False)
+@primitive(stacks=True, part_of="det", precision="wide", samples=_square, domain=dominant, torch=False)
 @lapack
 def cofactors(x: Array) -> Array:
     """The transpose of the adjugate, ``det(A) A⁻ᵀ`` where that exists: ``det(UV) U diag(Πⱼ₍ⱼ≠ᵢ₎ sⱼ) Vᵀ`` everywhere."""
@@ -96,7 +96,7 @@ def _pseudo(x: Array, rcond: float | None) -> tuple[Array, Array, Array]:
     return u, mT(vh), xp.where(kept, 1 / xp.where(kept, s, 1), 0).astype(x.dtype)
 
 
-@primitive(precision="wide", samples=_any, domain=dominant, numpy="linalg.pinv",
+@primitive(stacks=True, precision="wide", samples=_any, domain=dominant, numpy="linalg.pinv",
            torch="linalg.pinv")  # fmt: skip
 @lapack
 def pinv(x: Array, rcond: float | None = None) -> Array:
@@ -125,7 +125,7 @@ def _pinv_rule(g: Array, x: Array, out: Array) -> Array:
 pinv.defvjp(_pinv_rule)
 
 
-@primitive(part_of="lstsq", precision="wide", samples=[sample((4, 2), (4, 2)), sample((2, 3), (2, 2)),
+@primitive(stacks=True, part_of="lstsq", precision="wide", samples=[sample((4, 2), (4, 2)), sample((2, 3), (2, 2)),
            sample((2, 3, 3), (3, 2))], domain=dominant, torch=False)  # fmt: skip
 @lapack
 def least_squares(a: Array, b: Array, rcond: float | None = None) -> Array:
@@ -252,7 +252,9 @@ PADE = [math.factorial(26 - k) * math.factorial(13) / (math.factorial(26) * math
 REACH = 5.37  # the norm up to which it is exact to the last digit of float64
 
 
-@primitive(precision="wide", samples=[*_square, sample((2, 1, 2, 2))], numpy=False, torch="linalg.matrix_exp")
+@primitive(
+    stacks=True, precision="wide", samples=[*_square, sample((2, 1, 2, 2))], numpy=False, torch="linalg.matrix_exp"
+)
 @lapack
 def expm(x: Array) -> Array:
     """The exponential ``Σ Aᵏ / k!`` of matrices (..., n, n).
@@ -323,14 +325,14 @@ def vector_norm(x: Array, axis: Axes = None, keepdims: bool = False, ord: float 
     return norm(x, ord, axis, keepdims)
 
 
-@primitive(part_of="matrix_norm", precision="wide", samples=_any, domain=dominant, torch=False)
+@primitive(stacks=True, part_of="matrix_norm", precision="wide", samples=_any, domain=dominant, torch=False)
 @lapack
 def nuclear(x: Array) -> Array:
     """The sums of the singular values."""
     return array_module(x).asarray(array_module(x).linalg.svd(x, False, False).sum(-1))
 
 
-@primitive(part_of="matrix_norm", precision="wide", samples=_any, domain=dominant, torch=False)
+@primitive(stacks=True, part_of="matrix_norm", precision="wide", samples=_any, domain=dominant, torch=False)
 @lapack
 def polar(x: Array) -> Array:
     """``U Vᵀ`` of the singular values that are not 0: the gradient of their sum."""

@@ -161,7 +161,12 @@ fmin.defvjp(
 )
 
 
-@primitive(part_of="clip", kinks=(-1, 1), samples=[sample((3, 4), min=-1, max=1), sample((3, 4), min=None, max=1)])
+@primitive(
+    part_of="clip",
+    kinks=(-1, 1),
+    stacks=True,
+    samples=[sample((3, 4), min=-1, max=1), sample((3, 4), min=None, max=1)],
+)
 def clip_to_numbers(x: Array, min: Any, max: Any) -> Array:
     """``clip`` between numbers: the whole gradient passes inside and at the bounds, 0 outside."""
     return array_module(x).clip(x, min, max)
@@ -172,7 +177,7 @@ def _inside(g: Array, x: Array, min: Any, max: Any) -> Array:
     return where(low & (x <= (math.inf if max is None else max)), g, 0)
 
 
-clip_to_numbers.defvjp(_inside)
+clip_to_numbers.defvjp(_inside).defjvp(_inside)
 
 
 @composite(
@@ -297,7 +302,7 @@ remainder.defvjp(lambda g: g, lambda g, x, y, out: -g * _quotient(x, y, out))
 # ---- dtype and history ----------------------------------------------------------------------------------------------
 
 
-@primitive(samples=[sample((2, 3), dtype=np.dtype(np.float64))])
+@primitive(linear="jointly", stacks=True, samples=[sample((2, 3), dtype=np.dtype(np.float64))])
 def astype(x: Array, dtype: DType) -> Array:
     """``x`` in another dtype; the gradient comes back in the dtype of ``x``.
 
@@ -321,7 +326,7 @@ def stop_gradient(x: Array) -> Array:
     return x[...]
 
 
-@primitive(part_of="to", samples=[sample((2, 3), device="cpu")])
+@primitive(linear="jointly", stacks=True, part_of="to", samples=[sample((2, 3), device="cpu")])
 def transfer(x: Array, device: str) -> Array:
     """``x`` on another device; the gradient comes back to the device of ``x``."""
     return to_device(x, device)

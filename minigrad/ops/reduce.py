@@ -141,7 +141,7 @@ def scale_of(x: Array, axis: Axes, mask: Array | None = None) -> Array:
 # ---- sums and means -------------------------------------------------------------------------------------------------
 
 
-@primitive(precision="wide", samples=over_axes)
+@primitive(linear="jointly", stacks=True, precision="wide", samples=over_axes)
 def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
     """Sum ``Σ x`` over ``axis`` (an int, a tuple, or all).
 
@@ -162,7 +162,7 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
 sum.defvjp(lambda g, x_shape, axis, keepdims, where: masked(broadcast_back(g, x_shape, axis, keepdims), where))
 
 
-@primitive(precision="wide", samples=over_axes)
+@primitive(linear="jointly", stacks=True, precision="wide", samples=over_axes)
 def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
     """Mean ``(1/n) Σ x`` over ``axis``; NaN of nothing.
 
@@ -205,7 +205,7 @@ mean.defvjp(_mean_rule)
 _ddof = [*over_axes, sample((2, 3), axis=1, ddof=1)]
 
 
-@primitive(precision="wide", samples=_ddof)
+@primitive(stacks=True, precision="wide", samples=_ddof)
 def var(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Array | None = None) -> Array:
     """Variance ``Σ (x - mean)² / (n - ddof)`` over ``axis``; a large offset of all x costs no digits.
 
@@ -264,7 +264,7 @@ var.defvjp(
 )
 
 
-@primitive(precision="wide", samples=_ddof)
+@primitive(stacks=True, precision="wide", samples=_ddof)
 def std(x: Array, axis: Axes = None, ddof: int = 0, keepdims: bool = False, where: Array | None = None) -> Array:
     """Standard deviation, the root of ``var``; its gradient is 0 where it is 0.
 
@@ -300,7 +300,7 @@ _squares = [sample((2, 3), axis=1, keepdims=False), sample((2, 3), axis=None, ke
 _powers = [sample((2, 3), ord=p, axis=1, keepdims=False) for p in (3, 0.5, -1)]
 
 
-@primitive(precision="wide", part_of="norm", samples=_squares)
+@primitive(stacks=True, precision="wide", part_of="norm", samples=_squares)
 def root_sum_square(x: Array, axis: Axes, keepdims: bool) -> Array:
     """``√(Σ x²)``; its gradient x / norm is 0 where the norm is 0."""
     xp = array_module(x)
@@ -326,7 +326,7 @@ def _root_rule(g: Array, x: Array, out: Array, axis: Axes, keepdims: bool) -> Ar
 root_sum_square.defvjp(_root_rule)
 
 
-@primitive(precision="wide", part_of="norm", kinks=(0,), samples=_powers)
+@primitive(stacks=True, precision="wide", part_of="norm", kinks=(0,), samples=_powers)
 def root_sum_power(x: Array, ord: float, axis: Axes, keepdims: bool) -> Array:
     """``(Σ |x|^p)^(1/p)`` for any p but 0 and ±∞; an element that is 0 receives the gradient 0."""
     xp = array_module(x)
@@ -411,7 +411,7 @@ def _largest(name: str, x: Array, axis: Axes, keepdims: bool, where: Array | Non
     return getattr(xp, f"{name}imum")(getattr(xp, name)(x, axis=axis, keepdims=keepdims), initial)
 
 
-@primitive(samples=_extreme)
+@primitive(stacks=True, samples=_extreme)
 def max(
     x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None, initial: float | None = None
 ) -> Array:
@@ -426,7 +426,8 @@ def max(
 
 
 @primitive(
-    samples=[sample(*s.arrays, **{k: -v if k == "initial" else v for k, v in s.params.items()}) for s in _extreme]
+    stacks=True,
+    samples=[sample(*s.arrays, **{k: -v if k == "initial" else v for k, v in s.params.items()}) for s in _extreme],
 )
 def min(
     x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None, initial: float | None = None
@@ -482,7 +483,11 @@ def amin(
     return min(x, axis, keepdims, where, initial)
 
 
-@primitive(precision="wide", samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0, keepdims=True)])
+@primitive(
+    stacks=True,
+    precision="wide",
+    samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0, keepdims=True)],
+)
 def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     """``ln Σ e^x`` over ``axis`` without overflow; its gradient is the softmax, 0 in a row of only -∞.
 

@@ -56,7 +56,7 @@ def times_power(x: Array, powers: Array) -> Array:
 # ---- products -------------------------------------------------------------------------------------------------------
 
 
-@primitive(precision="wide", samples=over_axes)
+@primitive(stacks=True, precision="wide", samples=over_axes)
 def prod(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
     """Product ``Π x`` over ``axis``; the gradient, the product of the others, is exact with zeros.
 
@@ -138,7 +138,12 @@ def _running(x: Array) -> Any:
     return np.float32 if is_half(x.dtype) else None
 
 
-@primitive(precision="wide", samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
+@primitive(
+    linear="jointly",
+    stacks=True,
+    precision="wide",
+    samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)],
+)
 def cumsum(x: Array, axis: int | None = None) -> Array:
     """Running sums along ``axis`` (of the flattened array for None).
 
@@ -159,7 +164,7 @@ def _cumsum_rule(g: Array, x_shape: Any, axis: int | None) -> Array:
 cumsum.defvjp(_cumsum_rule)
 
 
-@primitive(precision="wide", samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
+@primitive(stacks=True, precision="wide", samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=0)])
 def cumprod(x: Array, axis: int | None = None) -> Array:
     """Running products along ``axis`` (of the flattened array for None); the gradient is exact with zeros.
 
@@ -177,7 +182,7 @@ def cumprod(x: Array, axis: int | None = None) -> Array:
     return cast_to(out, x.dtype) if is_half(x.dtype) else out
 
 
-@primitive(samples=[sample((2, 3), (2, 3))], flops=lambda out: 2 * out.size)
+@primitive(stacks=True, samples=[sample((2, 3), (2, 3))], flops=lambda out: 2 * out.size)
 def linear_recurrence(a: Array, b: Array) -> Array:
     """``y[t] = b[t] + a[t] · y[t-1]`` along the last axis, from 0: what a running product differentiates to.
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, ArrayLike, Axes, Shape, array_module
-from minigrad.engine.broadcast import unbroadcast
-from minigrad.engine.core import primitive
+from minigrad.engine.core import elementwise, primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, AxisError, ShapeError
 from minigrad.messages.arguments import as_int, as_shape
@@ -31,7 +30,12 @@ __all__ = [
 # ---- the same elements, another shape -------------------------------------------------------------------------------
 
 
-@primitive(view=True, samples=[sample((2, 3), shape=(3, 2)), sample((2, 6), shape=(-1, 2, 3)), sample((), shape=(1,))])
+@primitive(
+    linear="jointly",
+    stacks=True,
+    view=True,
+    samples=[sample((2, 3), shape=(3, 2)), sample((2, 6), shape=(-1, 2, 3)), sample((), shape=(1,))],
+)
 def reshape(x: Array, shape: Shape) -> Array:
     """The elements of ``x`` in row order in a new shape, of which one length may be -1 (whatever fits).
 
@@ -43,6 +47,8 @@ def reshape(x: Array, shape: Shape) -> Array:
 
 
 @primitive(
+    linear="jointly",
+    stacks=True,
     view=True,
     samples=[sample((2, 3)), sample((2, 3, 4), axes=(2, 0, 1)), sample((2, 3, 4), axes=(-1, 0, 1))],
 )
@@ -65,7 +71,7 @@ def _transpose_back(g: Array, axes: Any) -> Array:
     return transpose(g, tuple(inverse))
 
 
-@primitive(view=True, samples=[sample((3, 1), shape=(2, 3, 4)), sample((), shape=(2,))])
+@elementwise(view=True, samples=[sample((3, 1), shape=(2, 3, 4)), sample((), shape=(2,))])
 def broadcast_to(x: Array, shape: Shape) -> Array:
     """``x`` repeated along new axes and axes of length 1 until it has ``shape``, as a read-only view.
 
@@ -76,7 +82,12 @@ def broadcast_to(x: Array, shape: Shape) -> Array:
     return array_module(x).broadcast_to(x, shape)
 
 
-@primitive(view=True, samples=[sample((2, 3), axis=0), sample((2, 3), axis=-1), sample((2, 3), axis=(0, 2))])
+@primitive(
+    linear="jointly",
+    stacks=True,
+    view=True,
+    samples=[sample((2, 3), axis=0), sample((2, 3), axis=-1), sample((2, 3), axis=(0, 2))],
+)
 def expand_dims(x: Array, axis: Axes = 0) -> Array:
     """``x`` with axes of length 1 inserted at ``axis`` of the result.
 
@@ -86,7 +97,12 @@ def expand_dims(x: Array, axis: Axes = 0) -> Array:
     return array_module(x).expand_dims(x, axis)
 
 
-@primitive(view=True, samples=[sample((1, 3, 1)), sample((1, 3, 1), axis=0), sample((1, 3, 1), axis=(0, -1))])
+@primitive(
+    linear="jointly",
+    stacks=True,
+    view=True,
+    samples=[sample((1, 3, 1)), sample((1, 3, 1), axis=0), sample((1, 3, 1), axis=(0, -1))],
+)
 def squeeze(x: Array, axis: Axes = None) -> Array:
     """``x`` without its axes of length 1, or without those in ``axis``.
 
@@ -96,7 +112,12 @@ def squeeze(x: Array, axis: Axes = None) -> Array:
     return array_module(x).squeeze(x, axis)
 
 
-@primitive(view=True, samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=(0, 1))])
+@primitive(
+    linear="jointly",
+    stacks=True,
+    view=True,
+    samples=[sample((2, 3)), sample((2, 3), axis=1), sample((2, 3), axis=(0, 1))],
+)
 def flip(x: Array, axis: Axes = None) -> Array:
     """``x`` in reverse order along ``axis``, by default along all.
 
@@ -108,7 +129,7 @@ def flip(x: Array, axis: Axes = None) -> Array:
 
 reshape.defvjp(lambda g, x_shape: reshape(g, x_shape))
 transpose.defvjp(_transpose_back)
-broadcast_to.defvjp(lambda g, x_shape: unbroadcast(g, x_shape))
+broadcast_to.defvjp(lambda g: g)
 expand_dims.defvjp(lambda g, x_shape: reshape(g, x_shape))
 squeeze.defvjp(lambda g, x_shape: reshape(g, x_shape))
 flip.defvjp(lambda g, axis: flip(g, axis))
@@ -190,7 +211,12 @@ def rot90(x: Array, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
 # ---- joining and splitting ------------------------------------------------------------------------------------------
 
 
-@primitive(sequence=True, samples=[sample([(2, 3), (1, 3)]), sample([(2, 3), (2, 1), (2, 2)], axis=-1)])
+@primitive(
+    linear="jointly",
+    stacks=True,
+    sequence=True,
+    samples=[sample([(2, 3), (1, 3)]), sample([(2, 3), (2, 1), (2, 2)], axis=-1)],
+)
 def concatenate(arrays: Sequence[Array], axis: int | None = 0) -> Array:
     """The arrays one after the other along ``axis`` (flattened first for None).
 
@@ -210,7 +236,9 @@ def _concatenate_rule(g: Array, arrays_shape: Any, axis: int | None) -> list[Arr
 concatenate.defvjp(_concatenate_rule)
 
 
-@primitive(sequence=True, samples=[sample([(2, 3), (2, 3)]), sample([(2, 3), (2, 3)], axis=-1)])
+@primitive(
+    linear="jointly", stacks=True, sequence=True, samples=[sample([(2, 3), (2, 3)]), sample([(2, 3), (2, 3)], axis=-1)]
+)
 def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
     """Arrays of one shape side by side along a new ``axis``.
 
@@ -341,7 +369,7 @@ def pad_constant(x: Array, widths: Any, value: Any) -> Array:
 
 pad_constant.defvjp(
     lambda g, x_shape, widths: g[tuple(slice(b, b + n) for (b, _), n in zip(widths, x_shape, strict=True))]
-)
+).defjvp(lambda t, widths: pad_constant(t, widths, 0))
 
 
 @composite(

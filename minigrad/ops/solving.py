@@ -58,7 +58,7 @@ def in_step(a: Array, b: Array) -> tuple[Array, Array]:
 # ---- equations ------------------------------------------------------------------------------------------------------
 
 
-@primitive(part_of="solve", precision="wide", samples=_systems[1:2], domain=dominant, numpy="linalg.solve",
+@primitive(stacks=True, part_of="solve", precision="wide", samples=_systems[1:2], domain=dominant, numpy="linalg.solve",
            torch="linalg.solve")  # fmt: skip
 @lapack
 def solve_columns(a: Array, b: Array) -> Array:
@@ -86,7 +86,7 @@ def solve(a: Array, b: Array) -> Array:
     return squeeze(x, -1) if np.ndim(b) == 1 else x
 
 
-@primitive(part_of="solve_triangular", precision="wide", samples=[
+@primitive(stacks=True, part_of="solve_triangular", precision="wide", samples=[
     sample((3, 3), (3, 2), True, False), sample((3, 3), (3, 2), False, True), sample((2, 3, 3), (3, 2), True, True)],
     domain=dominant, torch=False)  # fmt: skip
 @lapack
@@ -141,7 +141,7 @@ def solve_triangular(
 _square = [sample((3, 3)), sample((2, 3, 3)), sample((1, 1)), sample((2, 1, 4, 4))]
 
 
-@primitive(precision="wide", samples=_square, domain=dominant, numpy="linalg.inv",
+@primitive(stacks=True, precision="wide", samples=_square, domain=dominant, numpy="linalg.inv",
            torch="linalg.inv")  # fmt: skip
 @lapack
 def inv(x: Array) -> Array:
@@ -164,7 +164,7 @@ class SlogdetResult(NamedTuple):
     logabsdet: Any
 
 
-@primitive(part_of="slogdet", precision="wide", samples=_square, domain=dominant, numpy="linalg.slogdet",
+@primitive(stacks=True, part_of="slogdet", precision="wide", samples=_square, domain=dominant, numpy="linalg.slogdet",
            torch=False)  # fmt: skip
 @lapack
 def sign_and_log(x: Array) -> tuple[Array, Array]:

@@ -51,7 +51,7 @@ _samples = [
 ]
 
 
-@primitive(view=True, torch=_torch, numpy=False, samples=_samples)
+@primitive(linear="jointly", view=True, torch=_torch, numpy=False, samples=_samples)
 def sliding_window_view(x: Array, window_shape: Any, axis: Axes = None, stride: Any = 1, dilation: Any = 1) -> Array:
     """All windows of ``window_shape`` over the axes ``axis`` (all, if None) of x, as a read-only view.
 
@@ -87,7 +87,7 @@ _samples = [
 ]
 
 
-@primitive(part_of="sliding_window_view", torch=_torch_add, numpy=False, samples=_samples)
+@primitive(linear="jointly", part_of="sliding_window_view", torch=_torch_add, numpy=False, samples=_samples)
 def add_windows(windows: Array, shape: Any, axis: Any, stride: Any, dilation: Any) -> Array:
     """Zeros of ``shape`` to which every window is added in its place; half precision is summed in float32."""
     xp, ndim = array_module(windows), len(shape)

@@ -324,6 +324,46 @@ def test_a_hook_that_a_checkpointed_function_registers_counts_once():
         assert g.tolist() == [6, 12]
 
 
+def test_what_a_checkpointed_function_gives_back_as_it_got_it_is_that_tensor():
+    """So its hooks count, in the function too; as a result, an argument, a leaf, and through two checkpoints."""
+
+    def function(a, w):
+        a.register_hook(lambda g: g * 2)
+        return a, w, w * w, c
+
+    c = mg.Tensor([1.0, 1.0])
+    for depth in (0, 1, 2):
+        x, w = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        y, wrapped = x * 2.0, function
+        for _ in range(depth):
+            wrapped = functools.partial(mg.checkpoint, wrapped)
+        same, weight, square, constant = wrapped(y, w)
+        assert same is y and weight is w and constant is c
+        same.register_hook(lambda g: g * 5)
+        weight.register_hook(lambda g: g * 3)
+        (same * same * weight * square).sum().backward()
+        np.testing.assert_array_equal(x.grad, 2 * 2 * 5 * 2 * (2 * x.data) * w.data**3)  # of 4 x² w³
+        np.testing.assert_array_equal(w.grad, 3 * 3 * w.data**2 * 4 * x.data**2)
+
+
+@pytest.mark.parametrize("result", [False, True])
+def test_hooks_that_a_hook_removes_or_adds_count_from_the_next_pass_on(result):
+    """As in torch."""
+
+    def calls(x):
+        y, seen = (x * 1.0 if result else x), []
+        y.register_hook(lambda g: seen.append("first") or removed.remove())
+        removed = y.register_hook(lambda g: seen.append("second"))
+        y.register_hook(lambda g: seen.append("third") or (y.register_hook(lambda g: seen.append("new")), None)[1])
+        for _ in range(3):
+            (y * y).sum().backward(retain_graph=True)
+        return seen
+
+    ours = calls(leaf(1.0, 2.0))
+    assert ours == calls(torch.tensor([1.0, 2.0], requires_grad=True))
+    assert ours[:4] == ["first", "second", "third", "first"]
+
+
 def test_hooks_may_write_into_what_they_get():
     """It is a copy: neither the other term of a sum nor the caller's array changes."""
 
@@ -433,6 +473,33 @@ def test_a_constant_among_a_checkpoints_results_stays_one(kind):
     assert (out[0].requires_grad, out[1].requires_grad, out[1].node) == (True, False, None)
     (out[0].sum() * out[1]).sum().backward()
     assert x.grad.tolist() == [14, 28]
+
+
+@pytest.mark.parametrize("given", [lambda x: x, lambda x: x * 1.0])
+def test_backward_in_a_checkpointed_function_is_refused(given):
+    """It would add to .grad once more when the function runs again; what minigrad.grad gives does not."""
+    x, w = leaf(1.0, 2.0), leaf(3.0)
+
+    def adds(a):
+        loss = (a * w).sum()
+        loss.backward(retain_graph=True)
+        return loss
+
+    for function in (adds, functools.partial(mg.checkpoint, adds)):
+        with pytest.raises(GraphError, match="runs twice"):
+            mg.checkpoint(function, given(x))
+    assert (x.grad, w.grad) == (None, None)
+    mg.checkpoint(lambda a: a * mg.grad((a * a * w).sum(), w)[0], given(x)).sum().backward()
+    assert x.grad.tolist() == [5, 5]  # the gradient, 1² + 2², is a constant
+    adds(x)  # outside it goes on as ever
+    assert w.grad == 3
+
+
+def test_a_leaf_that_a_checkpointed_function_makes_is_refused():
+    x = leaf(1.0, 2.0)
+    out = mg.checkpoint(lambda a: a * leaf(2.0), x).sum()
+    with pytest.raises(GraphError, match="make leaves outside of the function"):
+        out.backward()
 
 
 def test_a_leaf_that_was_frozen_since_gets_no_gradient():

@@ -1,17 +1,23 @@
-"""Files and folders appear whole: with several threads, after errors and kills, through links."""
+"""Files and folders appear whole: with several threads, after errors and kills, through links, or are refused."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
 
 import minigrad as mg
+from minigrad import serialize
 from minigrad.errors import ArgumentError, FileFormatError
 from minigrad.files import read_json
 from minigrad.serialize import atomic_write, load_shapes, write_whole
@@ -136,6 +142,76 @@ def test_json_of_a_stranger_is_read_or_refused(tmp_path: Path, content: bytes) -
 def test_shapes_are_read_without_the_arrays(tmp_path: Path) -> None:
     mg.save(tmp_path / "a.safetensors", {"x": np.ones((2, 3)), "y": np.ones(())})
     assert load_shapes(tmp_path / "a.safetensors") == {"x": (2, 3), "y": ()}
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
+def test_a_file_that_shrinks_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: float
+) -> None:
+    """A map of it would end the process."""
+    path, header = tmp_path / "a.safetensors", serialize._header
+    mg.save(path, {"x": np.ones(10**5), "y": np.zeros(10**5)})
+
+    def cut_after(file: Any) -> Any:
+        found = header(file)
+        os.truncate(path, int(left * path.stat().st_size))
+        return found
+
+    monkeypatch.setattr(serialize, "_header", cut_after)
+    with pytest.raises(FileFormatError, match=r"it ends within '[xy]'"):
+        mg.load(path)
+
+
+def whole(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8), **more: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"1234567", (10**12).to_bytes(8, "little") + b"{}", whole(b"{"), whole(b"[]"), whole(b"\xff{}"),
+        whole(b'{"a":' * 10**5), whole({"a": 1}), whole({"a": {}}), whole({"a": {"dtype": "F32"}}),
+        whole({"a": entry()}), whole({"a": entry()}, b"1234567"), whole({"a": entry()}, b"123456789"),
+        whole({"a": entry(offsets=(1, 9))}, b"123456789"), whole({"a": entry(offsets=(8, 0))}, b"12345678"),
+        whole({"a": entry(offsets=(0, 8, 9))}, b"12345678"), whole({"a": entry(shape=[2.0])}, b"12345678"),
+        whole({"a": entry("U8", [True] * 8, (0, 1))}, b"1"), whole({"a": entry(shape=[-1, -2])}, b"12345678"),
+        whole({"a": entry(shape=[2**63, 0], offsets=(0, 0))}),
+        whole({"a": entry(shape=[1] * 70, offsets=(0, 4))}, b"1234"),
+        whole({"a": entry("I3")}, b"12345678"),
+        whole({"a": entry(7)}, b"12345678"), whole({"a": entry(shape=3)}, b"12345678"),
+        whole({"a": entry("F8_E4M3", [8])}, b"12345678"), whole({"a": entry(), "b": entry()}, b"12345678"),
+        whole({"a": entry(), "b": entry(offsets=(9, 17))}, b"1" * 17), whole({"__metadata__": {"a": 1}}),
+        whole({"__metadata__": "a"}), whole({"a": entry("F32", [9**99], (0, 4 * 9**99))}, b"12345678"),
+        whole(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,8]}}', b"12345678"),
+    ],
+)  # fmt: skip
+def test_malformed_safetensors_files_are_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(FileFormatError) as caught:
+        mg.load(tmp_path / "a.safetensors")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_files_of_the_library_are_read_as_it_reads_them(tmp_path: Path) -> None:
+    path, rng = tmp_path / "a.safetensors", np.random.default_rng(0)
+    kinds = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
+    arrays = {f"{kind} é": rng.integers(0, 2, (3, 1, 2)).astype(kind) for kind in kinds}
+    arrays |= {"nothing": np.ones((0, 3)), "number": np.array(2.5)}
+    safetensors.numpy.save_file(arrays, path, {"a": "b"})
+    found = mg.load(path)
+    assert found.keys() == arrays.keys() and mg.load_metadata(path) == {"a": "b"}
+    for name, array in arrays.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(found[name], array)
+        found[name][...] = 1  # it is the caller's
+    half = torch.tensor([1.0, -2.5, 3e38]).to(torch.bfloat16)
+    safetensors.torch.save_file({"x": half}, path)
+    np.testing.assert_array_equal(mg.load(path)["x"].astype(np.float32), half.float().numpy())
 
 
 def test_what_killed_writers_left_is_removed_after_an_hour(tmp_path: Path) -> None:

@@ -122,6 +122,21 @@ def test_ids_with_holes_and_a_text_without_an_unknown_token() -> None:
         tokenizer.encode("a c")
 
 
+def test_a_text_of_which_bpe_would_leave_characters_out_is_refused() -> None:
+    """One without an unknown token drops what it has no token for; what a normalizer or splitter drops is meant so."""
+    pytest.importorskip("tokenizers")
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+    added = {"id": 3, "content": "<x>", "special": True, **dict.fromkeys(("lstrip", "rstrip", "single_word"), False)}
+    facts = {"version": "1.0", "model": model, "added_tokens": [{**added, "normalized": False}]}
+    facts |= {"pre_tokenizer": {"type": "WhitespaceSplit"}, "normalizer": {"type": "Lowercase"}}
+    tokenizer = BpeTokenizer(json.dumps(facts))
+    assert tokenizer.encode("ab Ba\n<x>").tolist() == [2, 1, 0, 3]
+    with pytest.raises(MiniGradError, match="whose 'cé' it leaves out"):
+        tokenizer.encode("ab cab é")
+    unknown = {**facts, "model": {**model, "vocab": {"a": 0, "b": 1, "ab": 2, "?": 4}, "unk_token": "?"}}
+    assert BpeTokenizer(json.dumps(unknown)).encode("acb").tolist() == [0, 4, 1]
+
+
 def write(folder: Path, name: str, content: bytes) -> Path:
     path = folder / name
     path.write_bytes(content)

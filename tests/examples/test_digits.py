@@ -72,3 +72,11 @@ def test_the_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     run(tmp_path, "--model=mlp", "--epochs=1")
     assert (tmp_path / "mlp.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("flag", ["epochs", "patience", "batch-size", "step-size"])
+def test_counts_begin_at_one(tmp_path, capsys, flag):
+    for value in ("0", "-1", "1.5"):
+        with pytest.raises(SystemExit, match="2"):
+            digits.main([f"--out-dir={tmp_path}", f"--{flag}={value}"])
+        assert f"argument --{flag}: " in capsys.readouterr().err

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
+import train_lm
 from training import flags as tf
 
 
@@ -72,6 +73,15 @@ def test_numbers_out_of_range_are_refused(value: str) -> None:
 def test_missing_and_unfit_values_name_their_flag(line: str) -> None:
     (problem,) = problems(line)
     assert problem.startswith("--max-iters: ")
+
+
+@pytest.mark.parametrize("flag", ["sample-tokens", "eval-iters"])
+def test_what_would_never_end_is_refused_also_in_a_checkpoint(flag: str) -> None:
+    for value in ("1000001", "1" + "0" * 99):
+        with pytest.raises(tf.FlagErrors, match=f"--{flag}: expected a whole number from 0 to 1000000"):
+            tf.complete(train_lm.Config, *tf.parse(train_lm.Config, [f"--{flag}={value}"], "train_lm.py", ""))
+    with pytest.raises(tf.FlagErrors, match=f"--{flag}: the run that is continued has 10000000"):
+        tf.merge(train_lm.Config, {}, {flag.replace("-", "_"): 10**99})
 
 
 def test_values_may_begin_with_a_dash_or_be_empty() -> None:

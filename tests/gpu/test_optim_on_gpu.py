@@ -89,6 +89,61 @@ def test_squares_beyond_float32_are_kept_where_a_state_has_them(gpu: Any) -> Non
     np.testing.assert_allclose(weight, 0.6, 1e-5)
 
 
+def in_float64(gradients: list[Any], eps: float) -> Any:
+    """Where AdamW's formula leads from 1 with lr=0.1 and no decay."""
+    w, m, v = 1.0, 0.0, 0.0
+    for t, g in enumerate(gradients, 1):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        w = w - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + eps)
+    return w
+
+
+@pytest.mark.parametrize("way", ["kernel", "no kernel"])
+@pytest.mark.parametrize(("eps", "least"), [(1e-8, 1.0), (0.0, 1e-35)])
+def test_squares_beyond_float32_move_as_in_float64(eps: float, least: float, way: str, gpu: Any) -> None:
+    """Sizes from 1e-35, which count where eps is 0, to 3e37; each entry's sink or rise by up to 12 orders at each step.
+
+    A state that is saved after two steps holds the squares themselves, and goes on with the same bits.
+    """
+    rng, n = np.random.default_rng(0), 37
+    size = np.exp(rng.uniform(math.log(least), math.log(3e37), n))
+    gradients = [
+        np.float32((size * 10 ** rng.uniform(-12, 0, n)).clip(least) * rng.choice([-1, 1], n)) for _ in range(5)
+    ]
+    weights = []
+    for resumed in (False, True):
+        w = mg.Tensor(np.ones(n, np.float32), device="cuda", requires_grad=True)
+        other = mg.Tensor(1.0, dtype="float32" if way == "kernel" else "float64", device="cuda", requires_grad=True)
+        optimizer = optim.AdamW([w, other], lr=0.1, eps=eps, weight_decay=0)
+        for place, g in enumerate(gradients):
+            w.grad, other.grad = (mg.Tensor(a, dtype=t.dtype, device="cuda").data for a, t in ((g, w), (1.0, other)))
+            optimizer.step()
+            if resumed and place == 1:
+                state = optimizer.state_dict()
+                v = sum(0.999 ** (1 - k) * 0.001 * np.float64(gradients[k]) ** 2 for k in range(2))
+                np.testing.assert_allclose(to_numpy(state["state"]["0.exp_avg_sq"]), v, 1e-5, 0 if eps == 0 else 1e-38)
+                optimizer = optim.AdamW([w, other], lr=0.1, eps=eps, weight_decay=0)
+                optimizer.load_state_dict(state)
+        weights.append(to_numpy(w.data))
+    np.testing.assert_allclose(weights[0], in_float64([np.float64(g) for g in gradients], eps), 2e-5, 2e-6)
+    if way == "kernel":
+        assert weights[0].tobytes() == weights[1].tobytes()
+    np.testing.assert_allclose(weights[0], weights[1], 1e-6)
+
+
+def test_steps_left_out_do_not_count_where_the_kernel_stops(gpu: Any) -> None:
+    """A second parameter, of another dtype, joins after a step that was left out: the first's third is its second."""
+    w = mg.Tensor(np.ones(3, np.float32), device="cuda", requires_grad=True)
+    other = mg.Tensor(1.0, dtype="float64", device="cuda", requires_grad=True)
+    optimizer, gradients = optim.AdamW([w, other], lr=0.1, weight_decay=0), np.float32([1.0, 2.0, 1e25])
+    for place, where in enumerate((True, False, True)):
+        w.grad = mg.Tensor(gradients * (1 + place), device="cuda").data
+        other.grad = mg.Tensor(1.0, dtype="float64", device="cuda").data if place == 2 else None
+        optimizer.step(where=gpu.asarray(np.array(where)))
+    expected = in_float64([np.float64(gradients), 3 * np.float64(gradients)], 1e-8)
+    np.testing.assert_allclose(to_numpy(w.data), expected, 1e-5)
+
+
 def test_clipping_and_adam_wait_for_nothing(simulated: Any) -> None:
     params = parameters("float32", "cuda")
     optimizer = optim.AdamW(params)

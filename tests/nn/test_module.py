@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from minigrad.errors import (
     DTypeError,
     GraphError,
     IndexRangeError,
+    MiniGradError,
     StateError,
 )
 
@@ -308,19 +310,73 @@ def test_mistakes_are_explained(call, kind, text):
         call()
 
 
-def test_long_and_deep_sequences_are_made_and_walked_without_recursion() -> None:
-    long = nn.Sequential(*(nn.Linear(1, 1) for _ in range(6000)))
+def test_long_sequences_grow_and_are_indexed_by_number() -> None:
+    layers = [nn.Linear(1, 1) for _ in range(6000)]
+    long = nn.Sequential()
+    for layer in layers:
+        long.append(layer)
     assert [name for name, _ in long.named_parameters()][-1] == "5999.bias"
     assert long[5999].weight.name == "5999.weight"
-    deep = inner = nn.Linear(1, 1)
-    for _ in range(600):
-        deep = nn.Sequential(deep)
-    assert [name for name, _ in deep.named_parameters()] == ["0." * 600 + "weight", "0." * 600 + "bias"]
-    assert inner.weight.name == "0." * 600 + "weight"
-    assert len(deep.state_dict()) == 2
+    assert [long[i] for i in range(len(long))] == list(long) == layers
+    assert long[-1] is layers[-1] and list(long[5998:]) == layers[5998:]
+    long[3] = layers[0]
+    assert len(long) == 6000 and long[3] is layers[0] and copy.deepcopy(long)[3] is not long[3]
+
+
+def test_a_list_with_gaps_or_names_counts_what_it_has() -> None:
+    a, b, c, d = (nn.Module() for _ in range(4))
+    layers = nn.ModuleList([a, b, c])
+    delattr(layers, "1")
+    assert (len(layers), list(layers), layers[1], layers[-1]) == (2, [a, c], c, c)
+    layers = nn.ModuleList([a, b])
+    layers.norm = c
+    assert (len(layers), list(layers), layers[2]) == (3, [a, b, c], c)
+    layers.norm = None
+    assert (len(layers), layers[1]) == (2, b)
+    layers = nn.ModuleList([a])
+    setattr(layers, "1", b)
+    layers.append(d)
+    assert [name for name, _ in layers.named_children()] == ["0", "1", "2"] and layers[2] is d
+
+
+def test_deep_sequences_are_made_named_called_copied_and_shown_without_recursion() -> None:
+    """2000 around each other, with a layer beside each hundredth."""
+    deep: Any = nn.Linear(1, 1)
+    inner, count = deep, 1
+    for level in range(2000):
+        deep = nn.Sequential(deep, nn.Linear(1, 1)) if level % 100 == 99 else nn.Sequential(deep)
+        count += level % 100 == 99
+    first = "0." * 2000
+    named = dict(deep.named_parameters())
+    assert len(named) == 2 * count and next(iter(named)) == f"{first}weight"
+    assert all(parameter.name == name for name, parameter in named.items())
+    assert deep.state_dict().keys() == named.keys()
+    state = {name: np.full(p.shape, 0.5 if "weight" in name else 1.0) for name, p in named.items()}
+    deep.load_state_dict(state)
+    out = deep(np.full((1, 1), 2.0, np.float32))
+    assert out.shape == (1, 1) and abs(out.item() - 2) < 1e-6  # x/2 + 1 leaves 2 as it is
+    out.sum().backward()
+    assert inner.bias.grad == 0.5 ** (count - 1)
+    visited: list[Any] = []
+    deep.apply(visited.append)
+    assert visited[0] is inner and visited[-1] is deep and len(visited) == 2000 + count
+    copied, other = copy.deepcopy([deep, deep[0]])
+    assert copied[0] is other and copied is not deep and len(list(copied.modules())) == 2000 + count
+    assert repr(deep).startswith("Sequential(\n  (0): Sequential(") and "Sequential(…)" in repr(deep)
+    with pytest.raises(MiniGradError, match=r"in 0\.0\.0.*, a Linear"):
+        deep(np.ones((1, 3), np.float32))
     inner.back = nn.Module()
     with pytest.raises(ArgumentError, match="a tree of modules"):
         inner.back.again = deep
+
+
+@pytest.mark.parametrize("where", ["outer", "inner"])
+def test_hooks_of_nested_sequences_run(where: str) -> None:
+    inner, seen = nn.Sequential(nn.ReLU()), []
+    outer = nn.Sequential(inner)
+    {"outer": outer, "inner": inner}[where].register_forward_hook(lambda m, x, y: seen.append(where))
+    inner.forward = lambda x: x + 1.0  # type: ignore[method-assign]
+    assert (outer(mg.Tensor([1.0])).tolist(), seen) == ([2], [where])
 
 
 # ---- modules where no walk comes by ----------------------------------------------------------------------------------

@@ -152,6 +152,25 @@ def test_dtype(case, dtype):
         check_close(ours, [exact.astype(out.dtype) for out, exact in zip(ours, theirs, strict=True)])
 
 
+@over(DIFFERENTIABLE)
+@pytest.mark.cpu_only("a GPU has one byte order and no long double")
+def test_bytes_in_another_order_and_long_doubles(case):
+    """Arrays of another byte order are those of ours; long doubles give float64's results, or are refused in words."""
+    args, kwargs = case.inputs()
+    arrays, join = opened(args)
+    expected = differentiated(case.operation, args, kwargs)
+    swapped = differentiated(case.operation, join([a.astype(a.dtype.newbyteorder()) for a in arrays]), kwargs)
+    for ours, theirs in zip(swapped, expected, strict=True):
+        check_close(ours, theirs, roundings=0)
+    try:
+        wide = differentiated(case.operation, join([a.astype(np.longdouble) for a in arrays]), kwargs)
+    except MiniGradError as error:
+        assert "unsupported" in str(error) or "not supported" in str(error)  # by NumPy's or SciPy's function
+        return
+    for ours, theirs in zip(wide, expected, strict=True):
+        check_close([np.asarray(out).astype(exact.dtype) for out, exact in zip(ours, theirs, strict=True)], theirs)
+
+
 # ---- awkward inputs -------------------------------------------------------------------------------------------------
 
 

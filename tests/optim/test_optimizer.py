@@ -448,3 +448,17 @@ def test_adam_names_the_parameter_whose_squares_no_dtype_holds():
     with pytest.raises(NonFiniteError, match="scale"):
         optim.Adam([x]).step()
     assert x.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
+def test_long_doubles_and_other_byte_orders_move_as_float64(kind):
+    moved = []
+    for dtype in (np.float64, np.longdouble, ">f8"):
+        p = mg.Tensor(np.array([1.0, 2.0], dtype), requires_grad=True)
+        optimizer = kind([p], lr=0.1)
+        for _ in range(3):
+            p.grad = np.array([3.0, -4.0], dtype)
+            optim.clip_grad_norm([p], 1.0)
+            optimizer.step()
+        moved.append(np.asarray(p.data, np.float64))
+    np.testing.assert_allclose(moved[1:], [moved[0]] * 2, 1e-14)

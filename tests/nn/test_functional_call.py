@@ -1,0 +1,121 @@
+"""A module as a function of its parameters: every transform serves a whole model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import minigrad as mg
+import nn
+from minigrad.errors import CallError, StateError
+
+X = np.random.default_rng(0).normal(size=(4, 3))
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    mg.random.seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 2)).to(dtype="float64")
+
+
+def parameters(model: nn.Module) -> dict[str, Any]:
+    return {name: p.data.copy() for name, p in model.named_parameters()}
+
+
+def test_it_is_the_model_at_other_parameters(model: nn.Module) -> None:
+    expected, own = model(X).numpy(), list(model.parameters())
+    np.testing.assert_array_equal(nn.functional_call(model, parameters(model), X).numpy(), expected)
+    doubled = {name: 2 * p for name, p in parameters(model).items()}
+    assert not np.allclose(nn.functional_call(model, doubled, X).numpy(), expected)
+    assert all(p is q for p, q in zip(model.parameters(), own, strict=True))
+    np.testing.assert_array_equal(model(X).numpy(), expected)
+
+
+def test_transforms_serve_a_whole_model(model: nn.Module) -> None:
+    """Gradients are those of backward, and torch.func's; Hessian-vector products are those of differences."""
+    loss = lambda p: (nn.functional_call(model, p, X) ** 2).sum()
+    p = parameters(model)
+    (model(X) ** 2).sum().backward()
+    slope = mg.grad(loss)(p)
+    for name, q in model.named_parameters():
+        np.testing.assert_allclose(slope[name].numpy(), q.grad, rtol=1e-12, atol=1e-14)
+    rng = np.random.default_rng(1)
+    v = {name: rng.normal(size=a.shape) for name, a in p.items()}
+    product = mg.hvp(loss, p, v)[1]
+    forward = mg.jvp(mg.grad(loss), p, v)[1]
+    up, down = (mg.grad(loss)({name: a + h * v[name] for name, a in p.items()}) for h in (1e-6, -1e-6))
+    for name in p:
+        np.testing.assert_allclose(product[name].numpy(), (up[name] - down[name]).numpy() / 2e-6, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(forward[name].numpy(), product[name].numpy(), rtol=1e-10, atol=1e-12)
+    assert mg.gradcheck(lambda p, x: nn.functional_call(model, p, x), [p, X])
+
+    twin = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.LayerNorm(5), torch.nn.Linear(5, 2))
+    theirs = torch.func.jacrev(lambda p: torch.func.functional_call(twin.double(), p, torch.from_numpy(X)))(
+        {name: torch.from_numpy(a) for name, a in p.items()}
+    )
+    ours = mg.jacobian(lambda p: nn.functional_call(model, p, X), p)
+    for name in p:
+        np.testing.assert_allclose(ours[name].numpy(), theirs[name].numpy(), rtol=1e-10, atol=1e-12)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("shift", np.ones(3))
+
+    def forward(self, x: Any, fail: bool = False) -> Any:
+        if fail:
+            raise ValueError("mine")
+        return self.second(self.first(x)) + self.shift
+
+
+def test_tied_weights_and_buffers() -> None:
+    model, w = Tied().to("float64"), np.random.default_rng(2).normal(size=(3, 3))
+    expected = X @ w.T @ w.T
+    for given in ({"first.weight": w}, {"second.weight": w}, {"first.weight": w, "second.weight": w.copy()}):
+        np.testing.assert_allclose(nn.functional_call(model, given, X).numpy(), expected + 1, rtol=1e-6)
+    np.testing.assert_allclose(
+        nn.functional_call(model, {"first.weight": w, "shift": X[0]}, X).numpy(), expected + X[0]
+    )
+    slope = mg.grad(lambda w: nn.functional_call(model, {"second.weight": w}, X).sum())(w).numpy()
+    ones = np.ones((4, 3))
+    np.testing.assert_allclose(slope, ones.T @ (X @ w.T) + (ones @ w).T @ X)
+    np.testing.assert_allclose(nn.functional_call(model, model.state_dict(), X).numpy(), model(X).numpy())
+    with pytest.raises(StateError, match=r"first\.weight and second\.weight"):
+        mg.grad(lambda p: nn.functional_call(model, p, X).sum())({"first.weight": w, "second.weight": w.copy()})
+
+
+def test_wrong_names_are_told_at_once(model: nn.Module) -> None:
+    given = parameters(model)
+    given["0.wieght"] = given.pop("0.weight")
+    given["3.bias"] = np.ones(7)
+    with pytest.raises(StateError, match=r"missing: 0\.weight; unexpected: 0\.wieght; wrong shape: 3\.bias \(7,\)"):
+        nn.functional_call(model, given, X)
+    for bad in ((model, [1.0]), (lambda x: x, {})):
+        with pytest.raises(CallError, match="named_parameters"):
+            nn.functional_call(*bad, X)  # type: ignore[arg-type]
+
+
+def test_the_module_gets_its_own_back_after_an_exception() -> None:
+    model, seen = Tied(), []
+    own = model.first.weight
+    model.first.register_forward_hook(lambda module, inputs, out: seen.append(module.weight))
+    with pytest.raises(ValueError, match="mine"):
+        nn.functional_call(model, {"first.weight": np.eye(3)}, X, fail=True)
+    assert model.first.weight is own is model.second.weight
+    nn.functional_call(model, {"first.weight": np.eye(3)}, X)
+    assert len(seen) == 1 and seen[0] is not own and model.first.weight is own
+
+
+def test_calls_nest(model: nn.Module) -> None:
+    def inner(p: Any) -> Any:
+        updated = {name: a - 0.1 * g for (name, a), g in zip(p.items(), mg.grad(loss)(p).values(), strict=True)}
+        return loss(updated)
+
+    loss = lambda p: (nn.functional_call(model, p, X) ** 2).mean()
+    assert mg.gradcheck(inner, parameters(model))

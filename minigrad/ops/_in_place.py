@@ -9,30 +9,32 @@ import numpy as np
 
 from minigrad.backend import Array
 from minigrad.engine.plan import Rule
-from minigrad.machine.parallel import for_rows
+from minigrad.machine.parallel import TILE_BYTES, for_rows
 
-ONE_TILE = 32768  # numbers below which tiles would cost more than they save
-Body = Callable[[Array, Array, Array], object]
+TILE = 1 << 20  # bytes of an array below which tiles would cost more than they save
+Body = Callable[..., object]
 
 
 def in_place(body: Body) -> Callable[[Rule], Rule]:
     """Decorate a rule of ``(g, x)``: on arrays of one shape and dtype ``body(g, x, out)`` writes the gradient.
 
-    Above the cache's size each array more costs as much as a pass over it. The rule itself is for Tensors, whose every
-    step must be differentiable, for half precision, GPUs, and what else is rare.
+    A rule that reads more, as ``(g, x, out)`` does, hands that to the body too. Above the cache's size each array more
+    costs as much as a pass over it. The rule itself is for Tensors, whose every step must be differentiable, for half
+    precision, GPUs, and what else is rare.
     """
 
     def decorate(rule: Rule) -> Rule:
         @functools.wraps(rule)
-        def choose(g: Array, x: Array) -> Array:
-            plain = type(g) is type(x) is np.ndarray and g.shape == x.shape and g.dtype == x.dtype
-            if not (plain and g.dtype.char in "fd" and g.flags.c_contiguous and x.flags.c_contiguous):
-                return rule(g, x)
+        def choose(g: Array, x: Array, *more: Array) -> Array:
+            plain = type(g) is type(x) is np.ndarray and g.dtype is x.dtype and g.shape == x.shape
+            if not plain or g.dtype.char not in "fd":
+                return rule(g, x, *more)
             out = np.empty_like(g)
-            if g.size <= ONE_TILE:
-                body(g, x, out)
+            arrays = (g, x, *more, out)
+            if g.nbytes > TILE and all(a.flags.c_contiguous for a in arrays):
+                _over_tiles(body, *[a.reshape(-1) for a in arrays])
             else:
-                _over_tiles(body, g.reshape(-1), x.reshape(-1), out.reshape(-1))
+                body(*arrays)
             return out
 
         return choose
@@ -40,9 +42,9 @@ def in_place(body: Body) -> Callable[[Rule], Rule]:
     return decorate
 
 
-def _over_tiles(body: Body, g: Array, x: Array, out: Array) -> None:
+def _over_tiles(body: Body, *arrays: Array) -> None:
     def rows(a: int, b: int) -> None:
-        tile = slice(a * 1024, b * 1024)
-        body(g[tile], x[tile], out[tile])
+        body(*[x[a * 1024 : b * 1024] for x in arrays])
 
-    for_rows(rows, -(-g.size // 1024), 1024 * g.itemsize, 2048.0)
+    size, width = arrays[0].size, arrays[0].itemsize
+    for_rows(rows, -(-size // 1024), 1024 * width * TILE_BYTES / TILE, 2048.0)

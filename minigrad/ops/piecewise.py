@@ -288,8 +288,9 @@ def remainder(x: Array, y: Array) -> Array:
 
 
 def _quotient(x: Array, y: Array, out: Array) -> Array:
-    """The whole number (x - out) / y; a quotient that is a little less than a whole number may round up to it."""
-    return round(x / y - out / y)
+    """The whole number (x - out) / y, a constant; x / y, a little less than a whole number, may round up to it."""
+    x, y, out = array_of(x), array_of(y), array_of(out)
+    return array_module(x, y).rint(x / y - out / y)
 
 
 floor.defvjp(_flat)

@@ -152,11 +152,12 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     x = chosen(xp.asarray(x), where)
     if is_half(x.dtype):
         return cast_to(summed(lambda x: xp.sum(x, axis=axis, keepdims=keepdims, dtype=np.float32), x), x.dtype)
+    total: Any = np.add.reduce if xp is np else xp.sum  # which is what np.sum calls, at a microsecond more
     try:  # NumPy looks for an overflow in any case
         with np.errstate(over="raise"):
-            return xp.sum(x, axis=axis, keepdims=keepdims)
+            return total(x, axis=axis, keepdims=keepdims)
     except FloatingPointError:
-        return summed(lambda x: xp.sum(x, axis=axis, keepdims=keepdims), x)
+        return summed(lambda x: total(x, axis=axis, keepdims=keepdims), x)
 
 
 sum.defvjp(lambda g, x_shape, axis, keepdims, where: masked(broadcast_back(g, x_shape, axis, keepdims), where))

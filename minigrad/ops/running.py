@@ -152,7 +152,7 @@ def cumsum(x: Array, axis: int | None = None) -> Array:
     """
     xp = array_module(x)
     x = xp.asarray(x)
-    out = summed(lambda x: xp.cumsum(x, axis=axis, dtype=_running(x)), x)
+    out = summed(lambda x: x.cumsum(axis=axis, dtype=_running(x)), x)
     return cast_to(out, x.dtype) if is_half(x.dtype) else out
 
 

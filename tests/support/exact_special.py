@@ -146,15 +146,17 @@ DOMAIN: dict[str, Any] = {
     "log_ndtr": _between(-1e3, 37),
 }
 _OWN = "SciPy's own error"
+_NEAR = f"{_OWN} at the neighbouring orders"
 _EXPONENT = "e^u magnifies the rounding of u, a sum of logarithms, by its terms"
 _QUADRATURE = "a sum of 68 rounded exponentials"
 _CIRCLE = "a sum of 33 rounded exponentials"
 _ORDERS = "a difference of functions of neighbouring orders, up to the z from which the series in 1/z is exact"
 LIMITS: dict[tuple[str, int], tuple[float, str]] = {
     ("bessel J2", 0): (1000, "as SciPy's j0 and j1, an absolute error near zeros"),
-    ("beta", 0): (2000, f"{_OWN}; it exponentiates logarithms"),
-    ("beta", 1): (2000, "the value is a factor"),
-    ("beta", 2): (1000000, "the mixed derivative is a difference where an argument is small"),
+    ("bessel I2", 1): (20, _NEAR),
+    ("beta", 0): (5000, f"{_OWN}; it exponentiates logarithms"),
+    ("beta", 1): (5000, "the value is a factor"),
+    ("beta", 2): (5000000, "the mixed derivative is a difference where an argument is small"),
     ("betainc", 0): (20, _OWN),
     ("betainc", 1): (1000, _EXPONENT),
     ("betainc", 2): (1000, _EXPONENT),
@@ -169,9 +171,11 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {
     ("erfcx", 2): (20, _QUADRATURE),
     ("erfinv", 1): (20, "SciPy's erfcx is a factor"),
     ("erfinv", 2): (20, "SciPy's erfcx is a factor"),
-    ("gammainc", 0): (30, _OWN),
+    ("gamma", 2): (10, "SciPy's gamma and digamma are factors"),
+    ("gammainc", 0): (100, _OWN),
     ("gammainc", 1): (1000, _EXPONENT),
     ("gammainc", 2): (1000, _EXPONENT),
+    ("gammaincc", 0): (30, _OWN),
     ("gammaincc", 1): (1000, _EXPONENT),
     ("gammaincc", 2): (1000, _EXPONENT),
     ("gammaln", 0): (10, _OWN),
@@ -180,6 +184,7 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {
     ("i0", 2): (20, _OWN),
     ("i0e", 0): (20, _OWN),
     ("i0e", 1): (30, _CIRCLE),
+    ("i0e", 2): (30, _CIRCLE),
     ("i1", 0): (20, _OWN),
     ("i1", 1): (20, _OWN),
     ("i1", 2): (20, _OWN),
@@ -195,15 +200,23 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {
     ("ive_slope", 0): (1000, _OWN),
     ("ive_slope", 1): (10000, _ORDERS),
     ("jn", 0): (100, _OWN),
-    ("jn", 1): (20, f"{_OWN} at the neighbouring orders"),
+    ("jn", 1): (20, _NEAR),
     ("log_ndtr", 0): (10000, f"{_OWN}, in the upper tail"),
     ("log_ndtr", 1): (10, "SciPy's erfcx is a factor"),
     ("log_ndtr", 2): (40, _QUADRATURE),
-    ("ndtr", 0): (20, _OWN),
+    ("ndtr", 0): (1000, f"{_OWN}, in the lower tail"),
+    ("ndtri", 1): (20, "SciPy's erfcx is a factor"),
     ("ndtri", 2): (20, "SciPy's erfcx is a factor"),
     ("scaled_tail 1", 0): (20, _QUADRATURE),
     ("scaled_tail 1", 1): (20, _QUADRATURE),
     ("stdtr", 0): (100, _OWN),
     ("stdtr", 1): (200, _EXPONENT),
     ("stdtr", 2): (200, _EXPONENT),
+    ("y0", 0): (20, _OWN),
+    ("y0", 1): (20, f"{_OWN} in y1"),
+    ("y0", 2): (40, f"{_OWN} in y0 and y1"),
+    ("y1", 0): (20, _OWN),
+    ("y1", 1): (40, f"{_OWN} in y0 and y1"),
+    ("y1", 2): (20, f"{_OWN} in y0 and y1"),
+    ("zeta", 1): (10, _OWN),
 }

@@ -49,10 +49,11 @@ def step_of(kind: str, length: int) -> Callable[[], list[np.ndarray]]:
         return torch_step(kind, length)
     *given, g = arrays(length)
     leaves = [mg.Tensor(x, requires_grad=True) for x in given]
-    shape: dict[str, Any] = {"full": {}, "window": {"window": WINDOW}, "blocks": {"pattern": blocks(length)}}[kind]
+    kinds: dict[str, dict[str, Any]] = {"full": {}, "window": {"window": WINDOW}, "blocks": {"pattern": blocks(length)}}
+    attend = functools.partial(F.scaled_dot_product_attention, is_causal=True, **kinds[kind])
 
     def step() -> list[np.ndarray]:
-        out = F.scaled_dot_product_attention(*leaves, is_causal=True, **shape)
+        out: mg.Tensor = attend(*leaves)
         return [out.numpy(), *(x.numpy() for x in mg.grad(out, leaves, mg.asarray(g)))]
 
     return step
@@ -70,8 +71,10 @@ def torch_step(kind: str, length: int) -> Callable[[], list[np.ndarray]]:
         seen = np.kron(blocks(length).blocks, np.ones((BLOCK, BLOCK), bool))[:length, :length]
         shape = {"attn_mask": torch.from_numpy(np.tril(seen))}
 
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, **shape)
+
     def step() -> list[np.ndarray]:
-        out = torch.nn.functional.scaled_dot_product_attention(*leaves, **shape)
+        out = attend(*leaves)
         return [x.detach().numpy() for x in (out, *torch.autograd.grad(out, leaves, g))]
 
     return step

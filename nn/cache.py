@@ -125,7 +125,7 @@ class KVCache:
             got, hint = f"{count} positions after {self.length}", "reset() it, or make a longer one"
             hint = "from then on one at a time" if self.sinks else hint
             raise ShapeError(f"at most {self.max_length} positions in the cache", got, hint)
-        return self.max_length - self.sinks if self.sinks else window
+        return float(self.max_length - self.sinks if self.sinks else window)
 
     def _moved(self, held: Held | None, k: Any, v: Any, size: int, gone: int) -> Held:
         """Room for ``size`` positions, with those that are held."""

@@ -30,7 +30,7 @@ from minigrad.backend import Array, accumulator, array_module, cast_to
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
-from minigrad.kernels.attention_patterns import Block, BlockPattern, Pattern, pairs, pattern_of
+from minigrad.kernels.attention_patterns import Block, BlockPattern, pairs, pattern_of
 from minigrad.kernels.attention_tiles import (
     AttentionCall,
     Place,
@@ -95,7 +95,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: int = 0,
     window: int | None = None,
-    pattern: BlockPattern | Pattern | None = None,
+    pattern: Any = None,
 ) -> Array:
     """Scaled dot-product attention: the mean of the values, weighted by how well their keys fit each query.
 
@@ -131,7 +131,8 @@ def attention(
     scores = matmul(q * scale_of(scale, q), swapaxes(k, -1, -2))
     if mask is not None:
         scores = where(mask, scores, -math.inf) if mask.dtype.kind == "b" else scores + mask
-    if (seen := shape.seen(*sizes.scores[-2:], xp)) is not None:
+    queries, keys = sizes.scores[-2:]
+    if (seen := shape.seen(queries, keys, xp)) is not None:
         scores = where(seen, scores, -math.inf)
     weights = softmax(scores)
     if dropout_p:

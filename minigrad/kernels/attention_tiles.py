@@ -153,7 +153,7 @@ class AttentionCall:
 
     def at_once(self) -> bool:
         """Whether one block of one tile holds all scores of a head."""
-        return self.rows[3] <= self.step and len(self.blocks(0)) <= 1 and self.k.shape[2] <= self.part
+        return bool(self.rows[3] <= self.step and len(self.blocks(0)) <= 1 and self.k.shape[2] <= self.part)
 
     def operands(self, n: slice, h: slice) -> tuple[Array, Array, float]:
         """Keys and values of some heads, and the factor that the scores still need.
@@ -182,7 +182,7 @@ class AttentionCall:
     def sees_all(self) -> bool:
         """Whether every key is seen by a query of the first tile."""
         blocks = self.blocks((self.rows[3] - 1) // self.step * self.step)
-        return sum(block.j.stop - block.j.start for block in blocks) == self.k.shape[2]
+        return bool(sum(block.j.stop - block.j.start for block in blocks) == self.k.shape[2])
 
     def nanoseconds(self, products: int) -> float:
         """Estimated time on one core: of a score 2 ns, and d/32 more for each matrix product."""

@@ -164,12 +164,13 @@ def pattern_of(is_causal: bool, window: int | None, pattern: Pattern | BlockPatt
     """What is_causal, a window and a pattern say together."""
     if window is not None and as_int(window, "window") < 1:
         raise ArgumentError("a window of at least 1 key, or None", f"window={window}", "None looks at all keys")
-    if isinstance(pattern, BlockPattern):
-        pattern = Pattern(grid=pattern)
-    elif pattern is not None and not isinstance(pattern, Pattern):
+    left = math.inf if window is None else window - 1
+    right = 0 if is_causal else left
+    if isinstance(pattern, Pattern):
+        return Pattern(min(left, pattern.left), min(right, pattern.right), pattern.start, pattern.grid)
+    if pattern is not None and not isinstance(pattern, BlockPattern):
         raise DTypeError("a pattern of blocks, or None", type(pattern).__name__, "nn.BlockPattern(blocks, size) is one")
-    pattern, left = pattern or Pattern(), math.inf if window is None else window - 1
-    return pattern._replace(left=min(left, pattern.left), right=min(0 if is_causal else left, pattern.right))
+    return Pattern(left, right, 0, pattern)
 
 
 # ---- what a tile asks, and asks again in the next step ---------------------------------------------------------------

@@ -135,6 +135,7 @@ class AttentionCall:
         most = ROWS if self.rows[3] < LONG else LONG_ROWS
         step = max(1, min(self.rows[3], most // max(self.rows[2], 1)))
         self.step = self.pattern.step(step)  # queries of a tile
+        self.seen, self.widest = cost(self.pattern, self.rows[3], self.k.shape[2], self.step)
         self.part = KEYS * max(1, most // max(self.rows[2] * self.step, 1))  # keys of a block: more with few queries
 
     def groups(self) -> list[tuple[slice, slice]]:
@@ -145,8 +146,8 @@ class AttentionCall:
         (n, h, g, i), (keys, d) = self.rows, self.k.shape[2:]
         if not n * h * g * i:
             return []
-        widest = min(self.part, cost(self.pattern, i, keys, self.step)[1])
-        heads = min(TILE // max(1, self.step * g * widest), COPIES // max(1, keys * d), (n * h + 1) // 2)
+        block = self.step * g * min(self.part, self.widest)  # scores of a head at once
+        heads = min(TILE // max(1, block), COPIES // max(1, keys * d), (n * h + 1) // 2)
         if heads >= h:
             return [(part, slice(0, h)) for part in _split(n, heads // h)]
         return [(slice(b, b + 1), part) for b in range(n) for part in _split(h, max(1, heads))]
@@ -186,8 +187,7 @@ class AttentionCall:
 
     def nanoseconds(self, products: int) -> float:
         """Estimated time on one core: of a score 2 ns, and d/32 more for each matrix product."""
-        seen, _ = cost(self.pattern, self.rows[3], self.k.shape[2], self.step)
-        return float(seen * math.prod(self.rows[:3]) * (2 + products * self.q.shape[-1] / 32))
+        return float(self.seen * math.prod(self.rows[:3]) * (2 + products * self.q.shape[-1] / 32))
 
     def scores(self, at: Place, block: Block, queries: Array, keys: Array, scale: float) -> Array:
         """The scores (n, h, g·i, j) of a block, times ``scale``, and under the mask."""

@@ -147,7 +147,8 @@ class AttentionCall:
         if not n * h * g * i:
             return []
         block = self.step * g * min(self.part, self.widest)  # scores of a head at once
-        heads = min(TILE // max(1, block), COPIES // max(1, keys * d), (n * h + 1) // 2)
+        read = self.seen // i * d  # numbers of k that a tile reads on the mean
+        heads = min(TILE // max(1, block), COPIES // max(1, read), (n * h + 1) // 2)
         if heads >= h:
             return [(part, slice(0, h)) for part in _split(n, heads // h)]
         return [(slice(b, b + 1), part) for b in range(n) for part in _split(h, max(1, heads))]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import NDArray, accumulator, device_of, to_device, to_numpy
+from minigrad.backend import NDArray, accumulator, device_of, to_device
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
@@ -119,21 +119,20 @@ class RotaryEmbedding(Module):
             raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}", hint)
         device = device_of(asarray(x).data)
         limit = sys.maxsize if self.endless else self.max_seq_len
-        place = checked_positions(positions, x.shape[-2], device, "max_seq_len", limit)
+        place = checked_positions(positions, x.shape[-2], "cpu" if self.endless else device, "max_seq_len", limit)
         cos, sin = self._turns(place, accumulator(x.dtype), device)
         turned: Tensor = F.apply_rope(x, cos, sin, self.layout)
         return turned
 
     def _turns(self, place: Any, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
         """Cosines and sines of positions, which are rows of the tables where those reach so far."""
-        stop = place.stop if isinstance(place, slice) else self.max_seq_len
-        if self.endless and not isinstance(place, slice):
-            stop = int(place.max(initial=0)) + 1
-        if stop > self.max_seq_len:
-            place = np.arange(place.start, stop) if isinstance(place, slice) else to_numpy(place)
-            return self._made(place, dtype, device)
+        counted, far = isinstance(place, slice), self.max_seq_len
+        stop = place.stop if counted else int(place.max(initial=0)) + 1 if self.endless else far
+        if stop > far:
+            return self._made(np.arange(place.start, stop) if counted else place, dtype, device)
         cos, sin = self.tables(dtype, device, stop)
-        return cos[place], sin[place]
+        rows = place if counted else to_device(place, device)
+        return cos[rows], sin[rows]
 
     def _made(self, positions: NDArray, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
         frequencies = scaled_frequencies(self.theta ** (-np.arange(0, self.d_k, 2) / self.d_k), self.scaling)

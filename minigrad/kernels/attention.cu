@@ -36,7 +36,7 @@ struct Call {
 __device__ inline bool seen(const Call& call, const bool* mask, int i, int j) {
     return i < call.queries && j < call.keys && j >= i - call.left && j <= i + call.right &&
            (!MASK || mask[i * call.mask.t + j * call.mask_key]) &&
-           (!GRID || call.grid[(i + call.start) / call.side * call.columns + j / call.side]);
+           (!GRID || call.grid[int(i + call.start) / int(call.side) * call.columns + j / int(call.side)]);
 }
 // The factor of a weight under dropout.
 struct Dropout { unsigned long long seed; unsigned int limit; float share; };

@@ -143,7 +143,7 @@ class AttentionCall:
 
         There are two at least where there are two heads, for two threads.
         """
-        (n, h, g, i), (keys, d) = self.rows, self.k.shape[2:]
+        (n, h, g, i), d = self.rows, self.k.shape[3]
         if not n * h * g * i:
             return []
         block = self.step * g * min(self.part, self.widest)  # scores of a head at once

@@ -92,14 +92,14 @@ class KVCache:
                 "sequences of one length, in a cache with sinks", f"padding {padding}", "one after another"
             )
         self._own: dict[Any, Held] = {}  # by attention module
-        self._next: dict[Any, Held] = {}  # the same, once the positions count that are being read
         self._memory: dict[Any, Pair] = {}  # cross-attention module -> those of the memory
         self._source: Array | None = None  # which sequence each one came from, before ``select``
 
     def extend(self, attention: Any, k: Any, v: Any) -> tuple[Any, Any]:
         """Add keys and values (..., heads, T, d) of a layer, and return those of all positions that the new ones see.
 
-        They count once ``advance`` was called, after the last layer; a call that fails before that changes nothing.
+        They count once ``advance`` was called, after the last layer: a call that fails before that changes nothing, since
+        what is dropped depends on the positions that count.
         """
         _check_unrecorded(k, v)
         stop, window = self.length + k.shape[-2], self._window(attention, k.shape[-2])
@@ -113,7 +113,7 @@ class KVCache:
             held = self._moved(held, k, v, size, gone)
         for room, new in zip(held.rooms, (k, v), strict=True):
             room[..., self.length - held.gone : stop - held.gone, :] = asarray(new).data
-        self._next[attention] = held
+        self._own[attention] = held
         k, v = held.upto(stop, gone, self.sinks)
         return asarray(k), asarray(v)
 
@@ -146,7 +146,6 @@ class KVCache:
     def advance(self, count: int) -> None:
         """Count ``count`` positions as held, once every layer has added them."""
         self.length += count
-        self._own, self._next = self._own | self._next, {}
 
     def places(self, count: int, device: str = "cpu") -> tuple[Any, Any]:
         """Positions (batch, count) of the next ``count`` tokens in their sequences, and a mask of the keys they see.

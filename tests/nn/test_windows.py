@@ -141,10 +141,10 @@ def test_texts_beyond_the_context(options):
     """Of prompts of all lengths, each as if it were alone and read whole."""
     model = language_model(**options)
     prompts = [tokens_of(n, 1, n)[0].tolist() for n in (1, 4, 9, 30)]
-    for prompt, text in zip(prompts, nn.generate(model, prompts, 40, temperature=0), strict=True):
+    for prompt, text in zip(prompts, nn.generate(model, prompts, 25, temperature=0), strict=True):
         expected = list(prompt)
         with mg.no_grad():
-            for _ in range(40):
+            for _ in range(25):
                 expected.append(int(model.next_logits([expected]).data.argmax()))
         assert text.tolist() == expected
 
@@ -162,11 +162,11 @@ def test_beams_beyond_the_context_are_those_of_texts_read_whole():
 def test_the_memory_of_a_windowed_model_is_constant():
     model, sizes = language_model(window=[5, 3, 7]), set()
     cache = nn.KVCache(model)
-    for token in range(300):
+    for token in range(60):
         model.next_logits([[token % 11]], cache)
         sizes.add(sum(room.shape[-2] for held in cache._own.values() for room in held.rooms))
     assert sizes == {2 * (10 + 6 + 14)}
-    model.next_logits(tokens_of(100, 1), cache)
+    model.next_logits(tokens_of(50, 1), cache)
     for token in range(20):
         model.next_logits([[token % 11]], cache)
     assert {sum(room.shape[-2] for held in cache._own.values() for room in held.rooms)} == sizes
@@ -212,7 +212,7 @@ def streamed(model, tokens, sinks, most):
 
 @pytest.mark.parametrize(("options", "most"), [({}, 16), ({}, 9), ({"window": 6}, 8), ({"window": [6, None, 4]}, 6)])
 def test_sinks_are_those_of_the_paper(options, most, agree):
-    model, tokens = language_model(**options), tokens_of(40, 1)[0]
+    model, tokens = language_model(**options), tokens_of(25, 1)[0]
     cache = nn.KVCache(model, most if not options else None, sinks=2)
     assert cache.max_length == most
     with mg.no_grad():
@@ -227,10 +227,10 @@ def test_sinks_are_those_of_the_paper(options, most, agree):
 def test_texts_with_sinks():
     """Also of a prompt that is longer than the context."""
     model = language_model()
-    for length in (3, 16, 30):
+    for length in (12, 16, 30):
         expected = tokens_of(length, 1)[0].tolist()
-        text = nn.generate(model, expected, 25, temperature=0, sinks=3)
-        for n in range(length, length + 25):
+        text = nn.generate(model, expected, 9, temperature=0, sinks=3)
+        for n in range(length, length + 9):
             *_, logits = streamed(model, text[:n], 3, 16)
             assert text[n] == logits.argmax()
 

@@ -16,6 +16,7 @@ import numpy as np
 from minigrad.backend import Array, NDArray
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.messages.arguments import as_int
+from minigrad.messages.explain import explained
 
 
 class BlockPattern:
@@ -30,6 +31,7 @@ class BlockPattern:
     BlockPattern(2 x 2 blocks of 64, 3 of them seen)
     """
 
+    @explained
     def __init__(self, blocks: Any, size: int) -> None:
         table = np.array(blocks)
         if table.dtype != bool:
@@ -43,6 +45,7 @@ class BlockPattern:
         self.size = int(size)
 
     @classmethod
+    @explained
     def local(
         cls, length: int, size: int, reach: int = 1, first: int = 0, drawn: int = 0, seed: int = 0
     ) -> BlockPattern:
@@ -71,6 +74,7 @@ class BlockPattern:
         return cls(seen, size)
 
     @classmethod
+    @explained
     def strided(cls, length: int, size: int, stride: int) -> BlockPattern:
         """For ``length`` tokens, each block sees the ``stride`` last ones, and of all others every ``stride``-th.
 

@@ -77,6 +77,7 @@ class Config(TrainingFlags):
     n_kv_head: int | None = flag(None, integer(1), "heads of keys and values (default: as many as --n-head)")
     n_embd: int = flag(128, integer(1), "width of the model")
     d_ff: int | None = flag(None, integer(1), "width inside the feed-forward layers (default: 8/3 of --n-embd)")
+    window: int | None = flag(None, integer(1), "tokens that a token sees, itself counted (default: all before it)")
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     tie_embeddings: bool = flag(False, None, "one matrix for the embeddings and the output")
 
@@ -148,6 +149,7 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         "num_layers": config.n_layer,
         "num_heads": config.n_head,
         "num_kv_heads": config.n_kv_head,
+        "window": config.window,
         "d_ff": config.d_ff,
         "dropout": config.dropout,
         "tie_embeddings": config.tie_embeddings,

@@ -9,6 +9,7 @@
 ['0.weight', '0.bias', '2.weight', '2.bias']
 """
 
+from minigrad.kernels.attention_patterns import BlockPattern
 from minigrad.messages.habits import module_names
 from . import functional
 from .activation import GELU, GLU, Dropout, Flatten, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
@@ -52,6 +53,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "Beam",
+    "BlockPattern",
     "Conv1d",
     "Conv2d",
     "ConvTranspose1d",

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import asarray, primitive, random, where
+from minigrad import asarray, primitive, random
 from minigrad.backend import Array, DType, NDArray, array_module
 from minigrad.engine.registry import sample
-from minigrad.errors import ArgumentError, ShapeError
+from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.kernels.attention_patterns import BlockPattern, Pattern
+from minigrad.messages.explain import describe
 from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .cache import KVCache
@@ -51,6 +53,9 @@ class MultiHeadAttention(Module):
     dropout drops attention weights in training. rope, a RotaryEmbedding, turns queries and keys. With bias all four
     projections have one. Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
 
+    Two options make long sequences cheaper, where no context is given: with a window position i sees positions j with
+    ``|i - j| < window`` alone, with a pattern, an ``nn.BlockPattern``, those in its blocks.
+
     >>> import minigrad as mg
     >>> MultiHeadAttention(16, num_heads=4, num_kv_heads=2)(mg.ones((2, 5, 16)), is_causal=True).shape
     (2, 5, 16)
@@ -66,11 +71,18 @@ class MultiHeadAttention(Module):
         rope: Module | None = None,
         *,
         head_dim: int | None = None,
+        window: int | None = None,
+        pattern: BlockPattern | None = None,
         dtype: DType = None,
         device: str | None = None,
         generator: Any = None,
     ) -> None:
         super().__init__()
+        if window is not None:
+            check_sizes(window=window)
+        if not isinstance(pattern, BlockPattern | None):
+            raise DTypeError("an nn.BlockPattern as pattern", describe(pattern), "a mask is an argument of the call")
+        self.window, self.pattern = window, pattern
         self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(d_model, num_heads, num_kv_heads, head_dim)
         self.dropout = check_probability(dropout)
         wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -96,11 +108,11 @@ class MultiHeadAttention(Module):
         - attn_mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, T, S)
         - is_causal: position i sees positions up to i alone
         - positions: of x, for rope: integers (T,) or (..., T); by default they count on from the cache, or from 0
-        - cache: holds keys and values of earlier positions, and takes those of x; x sees all of them. With a context:
-          holds the context's keys and values, which the first call computes
+        - cache: holds keys and values of earlier positions, and takes those of x; x sees all of them that a window
+          leaves. With a context: holds the context's keys and values, which the first call computes
         """
         q, k, v = self._heads(x, context, positions, cache)
-        return self._output(q, k, v, attn_mask, is_causal, cache)
+        return self._output(q, k, v, attn_mask, is_causal, None if context is not None else cache)
 
     def attend(
         self,
@@ -132,13 +144,17 @@ class MultiHeadAttention(Module):
         """
         q, k, _ = self._heads(x, context, positions, None)
         keys: NDArray = array_module(k).eye(k.shape[-2], dtype=k.dtype)[None]  # as values: the means are the weights
-        return F.scaled_dot_product_attention(q, k, keys, attn_mask, is_causal)
+        shape: dict[str, Any] = {"window": self.window, "pattern": self.pattern}
+        return F.scaled_dot_product_attention(q, k, keys, attn_mask, is_causal, **shape)
 
     def _heads(self, x: Any, context: Any, positions: Any, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x; keys and values of the context, or of the cache and x."""
         check_sequences(x, context)
         if context is None:
             return self._own_heads(self.q_proj(x), self.k_proj(x), self.v_proj(x), positions, cache)
+        if self.window is not None or self.pattern is not None:
+            got = f"window={self.window}, pattern={self.pattern}"
+            raise ArgumentError("no window and no pattern where there is a context", got, "they are of one sequence")
 
         def keys_and_values() -> tuple[Any, Any]:
             k, v = self.k_proj(context), self.v_proj(context)
@@ -151,6 +167,11 @@ class MultiHeadAttention(Module):
         self, q: Any, k: Any, v: Any, positions: Any, cache: KVCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The projections of one sequence in heads; keys and values follow those in the cache."""
+        if cache is not None and cache.sinks:
+            k, v = cache.extend(self, split_heads(k, self.num_kv_heads), split_heads(v, self.num_kv_heads))
+            place = range(k.shape[-2])  # counted within the cache
+            k = k if self.rope is None else self.rope(k, place)
+            return self._turned(q, self.num_heads, place[len(place) - q.shape[-2] :]), k, v
         place = _places(positions, cache, q.shape[-2])
         k, v = self._turned(k, self.num_kv_heads, place), split_heads(v, self.num_kv_heads)
         k, v = (k, v) if cache is None else cache.extend(self, k, v)
@@ -163,15 +184,23 @@ class MultiHeadAttention(Module):
 
     def _output(self, q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, cache: KVCache | None) -> Tensor:
         """Attention in each head, and the projection of all of them back to d_model."""
-        start = 0 if cache is None else cache.length
-        if is_causal and start:
-            attn_mask, is_causal = _after(start, q, k, attn_mask), False
+        shape: dict[str, Any] = {"window": self.window, "pattern": self.pattern}
+        if cache is not None:  # its keys come first
+            shape["pattern"] = Pattern(start=k.shape[-2] - q.shape[-2], grid=self.pattern)
+            if cache.sinks:
+                shape["window"] = None  # it holds no keys beyond
+                if attn_mask is not None:
+                    raise ArgumentError("no mask beside a cache with sinks", "one", "it drops keys, the mask doesn't")
+            elif self.window is not None and attn_mask is not None:
+                attn_mask = asarray(attn_mask)[..., -k.shape[-2] :]
         dropout_p = self.dropout if self.training else 0.0
-        return self.output_proj(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, dropout_p)))
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, dropout_p, **shape)
+        return self.output_proj(merge_heads(heads))
 
     def extra_repr(self) -> str:
         shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
-        return f"num_heads={self.num_heads}{shared}, head_dim={self.head_dim}, dropout={self.dropout}"
+        shape = "".join(f", {name}={x}" for name in ("window", "pattern") if (x := getattr(self, name)) is not None)
+        return f"num_heads={self.num_heads}{shared}, head_dim={self.head_dim}, dropout={self.dropout}{shape}"
 
 
 def check_sequences(*sequences: Any) -> None:
@@ -209,17 +238,3 @@ def _places(positions: Any, cache: KVCache | None, length: int) -> Any:
         return positions if positions.ndim == 1 else positions[..., None, :]
     start = 0 if cache is None else cache.length
     return range(start, start + length)
-
-
-def _after(start: int, q: Any, k: Any, mask: Any) -> Any:
-    """The causal mask of queries that follow ``start`` earlier keys, joined with a mask that was given."""
-    length, seen = q.shape[-2], k.shape[-2]
-    if length == 1 and seen == start + 1:
-        return mask  # one query, the last: it sees everything
-    allowed = array_module(k).tri(length, seen, start, dtype=bool)
-    if mask is None:
-        return allowed
-    if any(size not in (1, full) for size, full in zip(mask.shape[-2:], allowed.shape, strict=True)):
-        got, hint = f"shape {mask.shape}", "keys in the cache come first"
-        raise ShapeError(f"a mask of {length} queries and {seen} keys, cached ones included", got, hint)
-    return mask & allowed if mask.dtype.kind == "b" else where(allowed, mask, -np.inf)

@@ -30,10 +30,10 @@ class Continuation:
 
     ``next_logits`` reads what is new through the cache. Once a sequence fills the context, the last half of it
     (context_length // 2 tokens) is read afresh, and it goes on from there; the others keep all that they have. So each
-    sequence is continued as if it were alone.
+    sequence is continued as if it were alone. A model that is endless, or has ``sinks``, reads nothing twice.
     """
 
-    def __init__(self, model: Any, prompts: list[Array], new_tokens: int, source: Any = None) -> None:
+    def __init__(self, model: Any, prompts: list[Array], new_tokens: int, source: Any = None, sinks: int = 0) -> None:
         if not hasattr(model, "next_logits"):
             hint = "nn.TransformerLM and nn.Transformer are"
             raise DTypeError("a model that is made for decoding, with next_logits", describe(model), hint)
@@ -43,13 +43,17 @@ class Continuation:
             check_range(self.tokens, model.vocab_size, "id")
         self.start = self.tokens.shape[1] - np.array([len(prompt) for prompt in prompts])
         self._window = self.start.copy()  # the first token of each that is in the cache
-        room = min(model.context_length, self.tokens.shape[1] + new_tokens)
-        self._cache = KVCache(model, room) if source is None else model.start(source, room)
+        room = self.tokens.shape[1] + new_tokens
+        if sinks or not getattr(model, "endless", False):
+            room = min(model.context_length, room)
+        self._cache = KVCache(model, room, sinks=sinks) if source is None or sinks else model.start(source, room)
         self._rewind()
 
     def _rewind(self) -> None:
         """Empty the cache; of a sequence that is longer than it, the last half is to be read again."""
         length, most = self.tokens.shape[1], self._cache.max_length
+        if self._cache.sinks:
+            most = length
         self._window[length - self._window > most] = length - max(1, most // 2)
         first = int(self._window.min())
         self._cache.reset(self._window - first)
@@ -57,10 +61,15 @@ class Continuation:
 
     def next_logits(self) -> Any:
         """Logits (batch, vocab) of the token that follows each sequence."""
-        if self._cache.length + self._unread > self._cache.max_length:
+        cache, length = self._cache, self.tokens.shape[1]
+        if cache.length + self._unread > cache.max_length and not cache.sinks:
             self._rewind()
-        logits = self.model.next_logits(self.tokens[:, -self._unread :], self._cache)
-        self._unread = 0
+        while self._unread:
+            count, first = self._unread, length - self._unread
+            if cache.length + count > cache.max_length:  # there are sinks
+                count = max(1, cache.max_length - cache.length)
+            logits = self.model.next_logits(self.tokens[:, first : first + count], cache)
+            self._unread -= count
         return logits
 
     def append(self, new: Array) -> None:

@@ -12,6 +12,7 @@ import numpy as np  # noqa: F401 (for the examples)
 from minigrad import random, sigmoid, split, where
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError, ShapeError
+from minigrad.kernels.attention_patterns import BlockPattern, Pattern
 from minigrad.kernels.operations import (
     apply_rope,
     attention,
@@ -146,6 +147,7 @@ def scaled_dot_product_attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
     window: int | None = None,
+    pattern: BlockPattern | Pattern | None = None,
 ) -> X:
     """``softmax(q kᵀ · scale + mask) v``: values averaged by how well their keys fit each query.
 
@@ -157,6 +159,7 @@ def scaled_dot_product_attention(
     - dropout_p: the probability with which a weight is dropped, in evaluation too: pass 0 there
     - scale: 1/√d if not given
     - window: query i sees keys with ``|i - j| < window`` alone, so that the time is linear in the length
+    - pattern: an ``nn.BlockPattern``, which blocks of queries see which blocks of keys; the others cost nothing
 
     A query that may see no key gives 0. Vaswani et al., "Attention is all you need" (2017), eq. 1.
 
@@ -168,4 +171,4 @@ def scaled_dot_product_attention(
     seed = int(random.generator().integers(2**63)) if dropout_p else 0
     queries, keys, values = (as_operand(x) for x in (q, k, v))
     mask = None if attn_mask is None else as_operand(attn_mask)
-    return attention(queries, keys, values, mask, is_causal, scale, dropout_p, seed, window)
+    return attention(queries, keys, values, mask, is_causal, scale, dropout_p, seed, window, pattern)

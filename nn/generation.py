@@ -27,6 +27,7 @@ def generate(
     *,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
+    sinks: int = 0,
     source: Any = None,
     callback: Callable[[Any], Any] | None = None,
 ) -> Any:
@@ -48,8 +49,9 @@ def generate(
     as if it were alone (when tokens are drawn, with other random numbers).
 
     Keys and values are cached, so a token costs one position. Once the context is full, the last half of it
-    (context_length // 2 tokens) is encoded afresh, and the text goes on from there. The model is in evaluation mode
-    while it writes, and no graph is recorded.
+    (context_length // 2 tokens) is encoded afresh, and the text goes on from there. Nothing is encoded afresh where all
+    layers have a window, nor with ``sinks``: see :class:`KVCache`. The model is in evaluation mode while it writes, and
+    no graph is recorded.
 
     >>> import nn
     >>> model = nn.TransformerLM(10, context_length=8, d_model=16, num_layers=1, num_heads=2)
@@ -66,7 +68,7 @@ def generate(
     ended = np.zeros(len(prompts), bool)
     lengths = [len(row) + max_new_tokens for row in prompts]
     with evaluating(model), no_grad():
-        text = Continuation(model, prompts, max_new_tokens, source)
+        text = Continuation(model, prompts, max_new_tokens, source, sinks)
         for step in range(max_new_tokens):
             logits = text.next_logits()
             check_stops(stops, logits.shape[-1])

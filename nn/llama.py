@@ -62,6 +62,8 @@ FIXED: dict[str, Any] = {
     "add_cross_attention": False,
 }
 FAMILY = ("llama", "mistral")
+LONGEST = "max_position_embeddings"
+DEFAULT_WINDOW = {"llama": None, "mistral": 4096}  # of transformers, where a config.json doesn't say
 
 # Settings that the logits don't depend on: of training, of the tokenizer, of how transformers runs or generates.
 IRRELEVANT = frozenset({
@@ -85,7 +87,8 @@ def load_llama(
     """The TransformerLM of a folder with a LLaMA of Hugging Face's transformers, in evaluation mode.
 
     The folder holds config.json and model.safetensors, whole or in shards with an index; nothing is unpickled. Grouped
-    queries, tied embeddings, and rope_scaling "linear" and "llama3" are carried over; numbers of any precision are cast
+    queries, tied embeddings, the sliding window of a Mistral, and rope_scaling "linear" and "llama3" are carried over;
+    numbers of any precision are cast
     to ``dtype`` (float32 if not given).
 
     - context_length: max_position_embeddings if not given; less keeps the tables and caches small
@@ -181,6 +184,11 @@ def _check_parts(model: TransformerLM) -> None:
     if settings != {(model.ln_final.eps, model.ln_final.eps, model.layers[0].ffn.w1.out_features)}:
         got = f"(ln1.eps, ln2.eps, d_ff) of {sorted(settings)}, ln_final.eps of {model.ln_final.eps}"
         raise ArgumentError("one eps in all norms, and one d_ff in all layers", got, "config.json has one of each")
+    if len(set(model.windows)) > 1 or any(block.attn.pattern is not None for block in model.layers):
+        got = f"windows of {model.windows}" + ", and patterns" * (len(set(model.windows)) < 2)
+        raise ArgumentError(
+            "one window in all layers, or none, and no pattern", got, "a Mistral has no other attention"
+        )
 
 
 def prepared(folder: str | os.PathLike[str]) -> Path:
@@ -218,7 +226,7 @@ def arguments_of(config: Mapping[str, Any], ignore: Iterable[str] = ()) -> dict[
     plain = rope.keys() <= {"rope_type", "type"} and all(value == "default" for value in rope.values())
     return {
         **{ours: config[name] for name, ours in SIZES.items()},
-        "context_length": config["max_position_embeddings"],
+        "context_length": config[LONGEST],
         "num_kv_heads": config.get("num_key_value_heads"),
         "head_dim": config.get("head_dim"),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
@@ -226,21 +234,26 @@ def arguments_of(config: Mapping[str, Any], ignore: Iterable[str] = ()) -> dict[
         "rope_theta": theta,
         "rope_scaling": None if plain else rope,
         "rope_layout": "half",
+        "window": _window_of(config) if "sliding_window" not in ignore else None,
     }
+
+
+def _window_of(config: Mapping[str, Any]) -> Any:
+    """The sliding window of a config.json, None where it is as wide as the context."""
+    window, longest = config.get("sliding_window", DEFAULT_WINDOW[config["model_type"]]), config[LONGEST]
+    return None if is_whole(window, 1) and is_whole(longest, 1) and window >= longest else window
 
 
 def _check_settings(config: Mapping[str, Any], ignore: set[str]) -> None:
     if config.get("model_type") not in FAMILY:
         hint = "other families compute something else"
         raise ArgumentError(f"a model_type of {FAMILY}", repr(config.get("model_type")), hint)
-    needed = {*SIZES, "max_position_embeddings"}
+    needed = {*SIZES, LONGEST}
     if missing := sorted(needed - config.keys()):
         raise FileFormatError(f"{CONFIG} with {sorted(needed)}", f"none of {missing}", WRITERS)
-    default = {**FIXED, "sliding_window": 4096 if config["model_type"] == "mistral" else None}
-    found = {name: config.get(name, default[name]) for name in FIXED}
-    window, longest = found["sliding_window"], config["max_position_embeddings"]
-    if is_whole(window, 1) and is_whole(longest, 1) and window >= longest:
-        found["sliding_window"] = None  # as wide as the context
+    found = {name: config.get(name, value) for name, value in FIXED.items()}
+    if config["model_type"] == "mistral" or _window_of(config) is None:
+        found["sliding_window"] = None  # an argument, or as wide as the context
     wrong = [f"{name}={value!r}" for name, value in found.items() if value != FIXED[name] and name not in ignore]
     if wrong:
         expected = ", ".join(f"{name}={FIXED[name]!r}" for name in FIXED if f"{name}={found[name]!r}" in wrong)
@@ -260,11 +273,12 @@ def config_of(model: TransformerLM) -> dict[str, Any]:
     if scaling:
         scaling["rope_type"] = scaling.pop("type", scaling.get("rope_type"))
     width = model.token_embeddings.embedding_dim
-    family = "mistral" if width % block.attn.num_heads else "llama"  # transformers refuses such a width of a LLaMA
+    window = block.attn.window
+    family = "mistral" if window or width % block.attn.num_heads else "llama"  # a LLaMA has no window, nor such a width
     return {
         "architectures": [f"{family.capitalize()}ForCausalLM"],
         "model_type": family,
-        "sliding_window": None,
+        "sliding_window": window,
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.context_length,
         "hidden_size": width,

@@ -76,7 +76,8 @@ class RotaryEmbedding(Module):
     computed in float64 and rounded once, to the dtype in which they are used; they are no part of the state dict.
 
     scaling is a ``rope_scaling`` of a Hugging Face configuration: ``{"rope_type": "linear", "factor": 2.0}``, or
-    "llama3" with factor, low_freq_factor, high_freq_factor and original_max_position_embeddings.
+    "llama3" with factor, low_freq_factor, high_freq_factor and original_max_position_embeddings. If endless, positions
+    may lie beyond max_seq_len; those angles are computed anew in each call.
 
     Su et al., "RoFormer" (2021).
 
@@ -94,6 +95,7 @@ class RotaryEmbedding(Module):
         layout: str = "interleaved",
         *,
         scaling: Mapping[str, Any] | None = None,
+        endless: bool = False,
     ) -> None:
         super().__init__()
         check_sizes(d_k=d_k, max_seq_len=max_seq_len)
@@ -106,7 +108,7 @@ class RotaryEmbedding(Module):
         if not isinstance(theta, int | float | np.number) or not 0 < theta <= sys.float_info.max:
             raise ArgumentError("a positive theta", repr(theta), "10000 is usual")
         self.d_k, self.max_seq_len, self.theta, self.layout = d_k, max_seq_len, theta, layout
-        self.scaling = None if scaling is None else dict(scaling)
+        self.endless, self.scaling = endless, None if scaling is None else dict(scaling)
         scaled_frequencies(np.ones(1), scaling)  # refuses a scaling that it doesn't know
         self._tables: dict[tuple[str, str], tuple[NDArray, NDArray]] = {}
 
@@ -116,20 +118,33 @@ class RotaryEmbedding(Module):
             hint = "features are on the last axis, positions before it"
             raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}", hint)
         device = device_of(asarray(x).data)
-        place = checked_positions(positions, x.shape[-2], device, "max_seq_len", self.max_seq_len)
-        rows = place.stop if isinstance(place, slice) else self.max_seq_len
-        cos, sin = self.tables(accumulator(x.dtype), device, rows)
-        turned: Tensor = F.apply_rope(x, cos[place], sin[place], self.layout)
+        limit = sys.maxsize if self.endless else self.max_seq_len
+        place = checked_positions(positions, x.shape[-2], "cpu" if self.endless else device, "max_seq_len", limit)
+        cos, sin = self._turns(place, accumulator(x.dtype), device)
+        turned: Tensor = F.apply_rope(x, cos, sin, self.layout)
         return turned
+
+    def _turns(self, place: Any, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
+        """Cosines and sines of positions, which are rows of the tables where those reach so far."""
+        counted, far = isinstance(place, slice), self.max_seq_len
+        stop = place.stop if counted else int(place.max(initial=0)) + 1 if self.endless else far
+        if stop > far:
+            return self._made(np.arange(place.start, stop) if counted else place, dtype, device)
+        cos, sin = self.tables(dtype, device, stop)
+        rows = place if counted else to_device(place, device)
+        return cos[rows], sin[rows]
+
+    def _made(self, positions: NDArray, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
+        frequencies = scaled_frequencies(self.theta ** (-np.arange(0, self.d_k, 2) / self.d_k), self.scaling)
+        angles = positions[..., None] * frequencies
+        cos, sin = (asarray(f(angles), dtype, device).data for f in (np.cos, np.sin))
+        return cos, sin
 
     def tables(self, dtype: Any, device: str, rows: int) -> tuple[NDArray, NDArray]:
         """Cosines and sines (positions, d_k/2) of at least ``rows`` positions, made when a call first needs so many."""
         key = (dtype.name, device)
         if key not in self._tables or len(self._tables[key][0]) < rows:
-            frequencies = scaled_frequencies(self.theta ** (-np.arange(0, self.d_k, 2) / self.d_k), self.scaling)
-            angles = np.arange(min(max(2 * rows, 1024), self.max_seq_len))[:, None] * frequencies
-            cos, sin = (asarray(f(angles), dtype, device).data for f in (np.cos, np.sin))
-            self._tables[key] = cos, sin
+            self._tables[key] = self._made(np.arange(min(max(2 * rows, 1024), self.max_seq_len)), dtype, device)
         return self._tables[key]
 
     def extra_repr(self) -> str:

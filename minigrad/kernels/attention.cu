@@ -3,7 +3,8 @@
 // A block of 256 threads takes ROWS queries of one head (or, for dk and dv, KEYS keys of one head). Of a product of
 // tiles each thread computes entries 16 rows and 16 columns apart. HEAD, a multiple of 16, is the size of a head in
 // shared memory; features from call.size on are 0 there. Rows of shared arrays are one number longer than they need be,
-// so that the threads of a warp read from different banks. MASK and DROPOUT say whether there are any (1) or not (0).
+// so that the threads of a warp read from different banks. MASK, DROPOUT and GRID (of blocks) say whether there are any (1) or
+// not (0).
 //
 // What a query does not see changes no bit of its row: hidden weights are chosen to be 0, and a weight of 0 takes nothing
 // from a number that is not finite. Only tiles with such a number pay for that.
@@ -20,26 +21,44 @@
 
 // What a call is. q, g, out and dq are (n, h·group, queries, size), k, v, dk and dv (n, h, keys, size), with these
 // strides of the first three axes. Query i sees the keys from i - left to i + right, where the mask (n, h·group,
-// queries, keys) is true; it has a stride of 0 along axes where it is the same.
+// queries, keys) is true; it has a stride of 0 along axes where it is the same. And where the grid is true, with a row
+// for each ``side`` queries, of which ``start`` come before the first, and a column, of ``columns``, for each ``side``
+// keys. Then key_tiles holds for each tile of queries where in it the list begins of the tiles of keys that it sees, and
+// where the last list ends; after that the lists. query_tiles is the same for each tile of keys.
 struct Place { long long n, h, t; };
 struct Call {
     Place q, k, v, g, out, dq, dk, dv, mask;
-    long long mask_key, h, group, queries, keys, size, left, right;
+    long long mask_key, h, group, queries, keys, size, left, right, start, side, columns;
+    const bool* grid;
+    const int *key_tiles, *query_tiles;
 };
 
 __device__ inline bool seen(const Call& call, const bool* mask, int i, int j) {
     return i < call.queries && j < call.keys && j >= i - call.left && j <= i + call.right &&
-           (!MASK || mask[i * call.mask.t + j * call.mask_key]);
+           (!MASK || mask[i * call.mask.t + j * call.mask_key]) &&
+           (!GRID || call.grid[int(i + call.start) / int(call.side) * call.columns + j / int(call.side)]);
 }
 // The factor of a weight under dropout.
 struct Dropout { unsigned long long seed; unsigned int limit; float share; };
 __device__ inline float factor(const Dropout& dropout, unsigned int key, int j) {
     return !DROPOUT ? 1 : kept(key, j, dropout.limit) ? dropout.share : 0;
 }
-__device__ inline int first_key(const Call& call, int i) { return i > call.left ? (i - call.left) / KEYS * KEYS : 0; }
-__device__ inline int last_key(const Call& call, int i) {
-    return i + ROWS + call.right < call.keys ? i + ROWS + call.right : call.keys;
+// The tiles of SIZE places that OTHER places from ``place`` on meet: those of a list, or of a band up to ``total``.
+struct Tiles { int first, stop; const int* list; };
+template <int OTHER, int SIZE>
+__device__ inline Tiles tiles_of(const int* list, int place, long long before, long long after, long long total) {
+    if (GRID) return {list[place / OTHER], list[place / OTHER + 1], list};
+    long long last = place + OTHER + after < total ? place + OTHER + after : total;
+    return {place > before ? int((place - before) / SIZE) : 0, int((last + SIZE - 1) / SIZE), nullptr};
 }
+__device__ inline Tiles tiles_of_keys(const Call& call, int i) {
+    return tiles_of<ROWS, KEYS>(call.key_tiles, i, call.left, call.right, call.keys);
+}
+__device__ inline Tiles tiles_of_queries(const Call& call, int j) {
+    return tiles_of<KEYS, ROWS>(call.query_tiles, j, call.right, call.left, call.queries);
+}
+#define EACH(tiles, place, size) \
+    for (int at = tiles.first, place; at < tiles.stop && (place = (GRID ? tiles.list[at] : at) * (size), true); at++)
 template <class E> __device__ inline E* head_of(E* array, const Place& place, int n, int h) {
     return array + n * place.n + h * place.h;
 }
@@ -101,7 +120,8 @@ extern "C" __global__ void forward(const Call* given, const T* q, const T* k, co
         sum[r] = 0;
     }
     float mean[ROWS / 16][HEAD / 16] = {};
-    for (int j0 = first_key(call, i0); j0 < last_key(call, i0); j0 += KEYS) {
+    const Tiles tiles = tiles_of_keys(call, i0);
+    EACH(tiles, j0, KEYS) {
         fetch(k, call.k, j0, KEYS, call.keys, call.size, 1, keys);
         __syncthreads();
         float scores[ROWS / 16][KEYS / 16] = {};
@@ -183,7 +203,8 @@ extern "C" __global__ void backward_q(const Call* given, const T* q, const T* k,
     fetch(head_of(g, call.g, n, head), call.g, i0, ROWS, call.queries, call.size, 1, ups);
     fetch_rows(call, total, shift, dots, seed, blockIdx.x, i0, rows);
     float sum[ROWS / 16][HEAD / 16] = {};
-    for (int j0 = first_key(call, i0); j0 < last_key(call, i0); j0 += KEYS) {
+    const Tiles tiles = tiles_of_keys(call, i0);
+    EACH(tiles, j0, KEYS) {
         float scores[ROWS / 16][KEYS / 16] = {}, products[ROWS / 16][KEYS / 16] = {};
         fetch(v, call.v, j0, KEYS, call.keys, call.size, 1, keys);
         __syncthreads();
@@ -220,12 +241,11 @@ extern "C" __global__ void backward_kv(const Call* given, const T* q, const T* k
     fetch(head_of(k, call.k, n, h), call.k, j0, KEYS, call.keys, call.size, 1, keys);
     fetch(head_of(v, call.v, n, h), call.v, j0, KEYS, call.keys, call.size, 1, values);
     float sum_k[KEYS / 16][HEAD / 16] = {}, sum_v[KEYS / 16][HEAD / 16] = {};
-    int first = j0 > call.right ? (j0 - call.right) / ROWS * ROWS : 0;
-    int last = j0 + KEYS + call.left < call.queries ? j0 + KEYS + call.left : call.queries;
+    const Tiles tiles = tiles_of_queries(call, j0);
     for (int head = h * call.group; head < (h + 1) * call.group; head++) {
         const T *queries = head_of(q, call.q, n, head), *ups = head_of(g, call.g, n, head);
         const bool* allowed = head_of(mask, call.mask, n, head);
-        for (int i0 = first; i0 < last; i0 += ROWS) {
+        EACH(tiles, i0, ROWS) {
             float scores[ROWS / 16][KEYS / 16] = {}, products[ROWS / 16][KEYS / 16] = {};
             fetch(ups, call.g, i0, ROWS, call.queries, call.size, 1, tile);
             fetch_rows(call, total, shift, dots, seed, n * call.h * call.group + head, i0, rows);

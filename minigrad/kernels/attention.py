@@ -30,11 +30,10 @@ from minigrad.backend import Array, accumulator, array_module, cast_to
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
+from minigrad.kernels.attention_patterns import Block, BlockPattern, pairs, pattern_of
 from minigrad.kernels.attention_tiles import (
     AttentionCall,
-    Block,
     Place,
-    band,
     call_of,
     cut,
     dropout_mask,
@@ -55,10 +54,10 @@ LARGE = math.log(SAFE)  # a row whose largest score is beyond needs a shift
 
 
 def _torch(t: Any, q: Any, k: Any, v: Any, mask: Any = None, is_causal: bool = False, scale: Any = None,
-           dropout_p: float = 0.0, seed: int = 0, window: int | None = None) -> Any:  # fmt: skip
-    """The same in torch: its function takes a mask or is_causal, and no window."""
-    i, j = t.arange(q.shape[-2])[:, None], t.arange(k.shape[-2])
-    seen = (j > i - (window or math.inf)) & (j < i + (1 if is_causal else window or math.inf))
+           dropout_p: float = 0.0, seed: int = 0, *shape: Any, **named: Any) -> Any:  # fmt: skip
+    """The same in torch: its function takes a mask or is_causal, no window and no pattern."""
+    seen = pattern_of(is_causal, *shape, **{"window": None, "pattern": None, **named}).seen(q.shape[-2], k.shape[-2])
+    seen = t.ones(()).bool() if seen is None else t.from_numpy(seen)
     if mask is not None:
         seen = seen & mask if mask.dtype == t.bool else t.where(seen, mask, -math.inf)
     return t.nn.functional.scaled_dot_product_attention(
@@ -67,25 +66,23 @@ def _torch(t: Any, q: Any, k: Any, v: Any, mask: Any = None, is_causal: bool = F
 
 
 def _flops(
-    q: Array, k: Array, v: Array, is_causal: bool, window: int | None, out: Array, wrt: frozenset[str]
+    q: Array, k: Array, v: Array, is_causal: bool, window: int | None, pattern: Any, out: Array, wrt: frozenset[str]
 ) -> tuple[float, float]:
     """For each pair of query and key that is allowed: two products forward; five backward, where all gradients are
     needed, of which the first makes the scores once more. A mask that is an array counts as if all of it were True.
     """
     (queries, d), (keys, d_v) = q.shape[-2:], v.shape[-2:]
-    left, right = band(is_causal, window)
-    i = np.arange(queries)
-    seen = np.minimum(i + right, keys - 1) - np.maximum(i - left, 0) + 1
-    pairs = float(np.maximum(seen, 0).sum()) * (out.size // max(queries * d_v, 1))
+    seen = pairs(pattern_of(is_causal, window, pattern), queries, keys) * (out.size // max(queries * d_v, 1))
     scores = wrt & {"q", "k"}
     back = d + d_v * ("v" in wrt) + d_v * bool(scores) + d * len(scores)
-    return 2 * pairs * (d + d_v), 2 * pairs * back * bool(wrt)
+    return 2.0 * seen * (d + d_v), 2.0 * seen * back * bool(wrt)
 
 
 @fused(precision="low", torch=_torch, numpy=False, flops=_flops, samples=[
     sample((2, 2, 5, 3), (2, 2, 5, 3), (2, 2, 5, 3), is_causal=True),
     sample((4, 3, 2), (2, 5, 2), (2, 5, 4), scale=0.5, window=2),
     sample((1, 3, 2), (2, 1, 2, 2), (2, 2, 2), (3, 2)),
+    sample((2, 5, 2), (2, 6, 2), (2, 6, 3), is_causal=True, pattern=BlockPattern(np.eye(3) + np.eye(3)[::-1] > 0, 2)),
     sample((3, 2), (2, 2), (2, 2), mask=np.array([[True, False], [False, False], [True, True]])),
 ])  # fmt: skip
 def attention(
@@ -98,6 +95,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: int = 0,
     window: int | None = None,
+    pattern: Any = None,
 ) -> Array:
     """Scaled dot-product attention: the mean of the values, weighted by how well their keys fit each query.
 
@@ -115,6 +113,7 @@ def attention(
     - scale: 1/sqrt(d) if not given
     - dropout_p: the probability with which a weight is dropped; ``seed`` and place alone decide which ones
     - window: query i sees keys with ``|i - j| < window`` only, and the time is linear in L
+    - pattern: which blocks of queries see which blocks of keys; the others cost nothing
 
     Raises a ShapeError, DTypeError or ArgumentError for arguments that don't fit.
 
@@ -123,8 +122,8 @@ def attention(
     [[3.    ]
      [3.8808]]
     """
-    sizes = sizes_of(q, k, v, mask)
-    left, right = band(is_causal, window)
+    sizes, shape = sizes_of(q, k, v, mask), pattern_of(is_causal, window, pattern)
+    shape.check(*sizes.scores[-2:])
     xp = array_module(q)
     dtype = np.result_type(q.dtype, k.dtype, v.dtype)
     q, k, v = (astype(x, accumulator(dtype)) for x in (q, k, v))
@@ -132,9 +131,9 @@ def attention(
     scores = matmul(q * scale_of(scale, q), swapaxes(k, -1, -2))
     if mask is not None:
         scores = where(mask, scores, -math.inf) if mask.dtype.kind == "b" else scores + mask
-    if left < math.inf or right < math.inf:
-        i, j = (xp.arange(size) for size in sizes.scores[-2:])
-        scores = where((i[:, None] - left <= j) & (j <= i[:, None] + right), scores, -math.inf)
+    queries, keys = sizes.scores[-2:]
+    if (seen := shape.seen(queries, keys, xp)) is not None:
+        scores = where(seen, scores, -math.inf)
     weights = softmax(scores)
     if dropout_p:
         rows = xp.arange(math.prod(sizes.scores[:-1])).reshape(sizes.scores[:-1])
@@ -241,9 +240,9 @@ def _add(out: Array, weights: Array, x: Array, fresh: bool, careful: bool) -> No
 @attention.defbackward("q", "k", "v", "mask")
 def _backward(
     g: Array, q: Array, k: Array, v: Array, mask: Any, is_causal: Any, scale: Any, dropout_p: Any, seed: Any,
-    window: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
+    window: Any, pattern: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
 ) -> tuple[Array | None, ...]:  # fmt: skip
-    call, sizes = call_of(q, k, v, mask, (is_causal, scale, dropout_p, seed, window))
+    call, sizes = call_of(q, k, v, mask, (is_causal, scale, dropout_p, seed, window, pattern))
     wide, lead = call.q.dtype, sizes.scores[:-2]
     lead_k = (*sizes.lead, sizes.heads) if lead else ()
     gq, gq_view = _like(q, (*lead, *q.shape[-2:]), call.q.shape, wide)

@@ -1,4 +1,4 @@
-"""How attention is cut into tiles: sizes and checks of a call, which keys a tile of queries sees, and its scores.
+"""How attention is cut into tiles: sizes and checks of a call, its tiles, and their scores.
 
 Axes: n batch, h head of k and v, g head of q among those that share h, i query, j key, d feature.
 """
@@ -15,8 +15,8 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
+from minigrad.kernels.attention_patterns import Block, Pattern, blocks_of, cost, pattern_of
 from minigrad.machine.parallel import scratch
-from minigrad.messages.arguments import as_int
 
 ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal, more make better matrix products,
 LONG_ROWS = 128  # and of a sequence of LONG queries the diagonal is a small part
@@ -80,14 +80,6 @@ def _check_mask(mask: Any, scores: tuple[int, ...]) -> None:
         raise ShapeError(f"a mask that broadcasts to the scores (..., heads, L, S) = {scores}", got, hint)
 
 
-def band(is_causal: bool, window: int | None) -> tuple[float, float]:
-    """How far a query i looks: at keys j with ``i - left <= j <= i + right``."""
-    if window is not None and as_int(window, "window") < 1:
-        raise ArgumentError("a window of at least 1 key, or None", f"window={window}", "None looks at all keys")
-    left = math.inf if window is None else window - 1
-    return left, 0 if is_causal else left
-
-
 def share_of(dropout_p: float) -> float:
     """The factor of the weights that are kept: 1/(1 - p), and 0 where none is."""
     if not 0 <= dropout_p <= 1:
@@ -122,49 +114,6 @@ def threshold(dropout_p: float) -> int:
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
 
-class Block(NamedTuple):
-    """Keys that the queries of a tile see; for columns that only some rows see 1 where one does and 0 where not."""
-
-    j: slice
-    edges: tuple[tuple[slice, Array], ...]
-
-
-@lru_cache(maxsize=256)
-def _blocks(start: int, stop: int, keys: int, part: int, left: float, right: float) -> list[Block]:
-    """The keys that the queries from start to stop see, in blocks of at most ``part``."""
-    first, last = _seen(slice(start, stop), keys, left, right)
-    spans = [slice(j, min(j + part, last)) for j in range(first, last, part)]
-    return [Block(j, tuple(_edges(slice(start, stop), j, left, right))) for j in spans]
-
-
-def _seen(i: slice, keys: int, left: float, right: float) -> tuple[int, int]:
-    """The first key that one of the queries i sees, and the one behind the last."""
-    return int(max(0, i.start - left)), int(min(keys, i.stop + right))
-
-
-@lru_cache(maxsize=256)
-def _count(queries: int, keys: int, step: int, left: float, right: float) -> int:
-    """How many scores of a head are computed in tiles of ``step`` queries."""
-    seen = [_seen(slice(i, i + step), keys, left, right) for i in range(0, queries, step)]
-    return sum(max(0, stop - start) for start, stop in seen) * step
-
-
-def _edges(i: slice, j: slice, left: float, right: float) -> Iterator[tuple[slice, Array]]:
-    """The columns of a block beyond the band ``i - left <= j <= i + right`` of some rows: 1 within it, 0 beyond."""
-    rows = i.stop - i.start
-    start, stop = max(j.start, i.start + right + 1), min(j.stop, i.stop - 1 - left)
-    if start < j.stop:
-        yield slice(int(start) - j.start, None), _below(rows, j.stop - int(start), int(i.start + right - start))
-    if stop > j.start:
-        yield slice(0, int(stop) - j.start), 1 - _below(rows, int(stop) - j.start, int(i.start - left) - j.start - 1)
-
-
-@lru_cache(maxsize=64)
-def _below(rows: int, columns: int, k: int) -> Array:
-    """1 where column <= row + k, else 0."""
-    return np.tri(rows, columns, k, dtype=np.float32)
-
-
 @dataclass
 class AttentionCall:
     """A call on NumPy arrays, brought to one form, and how its tiles are cut.
@@ -177,15 +126,16 @@ class AttentionCall:
     v: Array  # (n, h, j, d_v)
     mask: Array | None  # (n, h, g, i, j), with size 1 where it is the same for all
     scale: float
-    left: float
-    right: float
+    pattern: Pattern
     dropout_p: float
     seed: int
 
     def __post_init__(self) -> None:
         self.rows = self.q.shape[:-1]  # (n, h, g, i)
         most = ROWS if self.rows[3] < LONG else LONG_ROWS
-        self.step = max(1, min(self.rows[3], most // max(self.rows[2], 1)))  # queries of a tile
+        step = max(1, min(self.rows[3], most // max(self.rows[2], 1)))
+        self.step = self.pattern.step(step)  # queries of a tile
+        self.seen, self.widest = cost(self.pattern, self.rows[3], self.k.shape[2], self.step)
         self.part = KEYS * max(1, most // max(self.rows[2] * self.step, 1))  # keys of a block: more with few queries
 
     def groups(self) -> list[tuple[slice, slice]]:
@@ -193,17 +143,19 @@ class AttentionCall:
 
         There are two at least where there are two heads, for two threads.
         """
-        (n, h, g, i), (keys, d) = self.rows, self.k.shape[2:]
+        (n, h, g, i), d = self.rows, self.k.shape[3]
         if not n * h * g * i:
             return []
-        heads = min(TILE // max(1, self.step * g * min(self.part, keys)), COPIES // max(1, keys * d), (n * h + 1) // 2)
+        block = self.step * g * min(self.part, self.widest)  # scores of a head at once
+        read = self.seen // i * d  # numbers of k that a tile reads on the mean
+        heads = min(TILE // max(1, block), COPIES // max(1, read), (n * h + 1) // 2)
         if heads >= h:
             return [(part, slice(0, h)) for part in _split(n, heads // h)]
         return [(slice(b, b + 1), part) for b in range(n) for part in _split(h, max(1, heads))]
 
     def at_once(self) -> bool:
         """Whether one block of one tile holds all scores of a head."""
-        return bool(self.rows[3] <= self.step and self.k.shape[2] <= self.part)
+        return bool(self.rows[3] <= self.step and len(self.blocks(0)) <= 1 and self.k.shape[2] <= self.part)
 
     def operands(self, n: slice, h: slice) -> tuple[Array, Array, float]:
         """Keys and values of some heads, and the factor that the scores still need.
@@ -223,19 +175,20 @@ class AttentionCall:
         the others add theirs.
         """
         for start in reversed(range(0, self.rows[3], self.step)):
-            stop = min(start + self.step, self.rows[3])
-            yield slice(start, stop), _blocks(start, stop, self.k.shape[2], self.part, self.left, self.right)
+            yield slice(start, min(start + self.step, self.rows[3])), self.blocks(start)
+
+    def blocks(self, start: int) -> list[Block]:
+        """The keys that the queries of the tile from ``start`` on see."""
+        return blocks_of(self.pattern, start, min(start + self.step, self.rows[3]), self.k.shape[2], self.part)
 
     def sees_all(self) -> bool:
         """Whether every key is seen by a query of the first tile."""
-        i, keys = self.rows[3], self.k.shape[2]
-        start = (i - 1) // self.step * self.step
-        return _seen(slice(start, i), keys, self.left, self.right) == (0, keys)
+        blocks = self.blocks((self.rows[3] - 1) // self.step * self.step)
+        return bool(sum(block.j.stop - block.j.start for block in blocks) == self.k.shape[2])
 
     def nanoseconds(self, products: int) -> float:
         """Estimated time on one core: of a score 2 ns, and d/32 more for each matrix product."""
-        seen = _count(self.rows[3], self.k.shape[2], self.step, self.left, self.right)
-        return float(seen * math.prod(self.rows[:3]) * (2 + products * self.q.shape[-1] / 32))
+        return float(self.seen * math.prod(self.rows[:3]) * (2 + products * self.q.shape[-1] / 32))
 
     def scores(self, at: Place, block: Block, queries: Array, keys: Array, scale: float) -> Array:
         """The scores (n, h, g·i, j) of a block, times ``scale``, and under the mask."""
@@ -258,13 +211,13 @@ class AttentionCall:
         return scores.reshape(n, h, self.rows[2], rows // self.rows[2], keys)
 
     def hide(self, scores: Array, block: Block) -> Array:
-        """Scores with -inf, in place, where a row looks beyond the band."""
+        """Scores with -inf, in place, where a row doesn't see a key."""
         for columns, seen in block.edges:
             np.copyto(self._tile(scores)[..., columns], -np.inf, where=seen == 0)
         return scores
 
     def exponentials(self, scores: Array, block: Block, shift: Array | None) -> Array:
-        """E = exp(scores - shift), in place of the scores, and 0 beyond the band.
+        """E = exp(scores - shift), in place of the scores, and 0 where a row doesn't see a key.
 
         Without a shift that is a product with 0 behind the exponential, in a quarter of the time of -inf before it. It
         gives NaN where a hidden exponential overflows, so the forward pass sees that it must compute the tile again.
@@ -290,15 +243,16 @@ class AttentionCall:
 
 def call_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any, ...]) -> tuple[AttentionCall, Sizes]:
     """Bring a call to the one form: leading axes flattened, heads grouped, rows that BLAS can read in place."""
-    is_causal, scale, dropout_p, seed, window = options
-    sizes = sizes_of(q, k, v, mask)
+    is_causal, scale, dropout_p, seed, *shape = options
+    sizes, pattern = sizes_of(q, k, v, mask), pattern_of(is_causal, *shape)
+    pattern.check(*sizes.scores[-2:])
     wide, n, h, g = accumulator(np.result_type(q, k, v)), math.prod(sizes.lead), sizes.heads, sizes.group
     q5 = _spread(_readable(q, wide), (*sizes.lead, h * g)).reshape(n, h, g, *q.shape[-2:])
     k4, v4 = (_spread(_readable(x, wide), (*sizes.lead, h)).reshape(n, h, *x.shape[-2:]) for x in (k, v))
     if mask is not None:
         mask = _mask_view(mask if mask.dtype == bool else mask.astype(wide, copy=False), sizes)
     share_of(dropout_p)
-    return AttentionCall(q5, k4, v4, mask, scale_of(scale, q), *band(is_causal, window), dropout_p, seed), sizes
+    return AttentionCall(q5, k4, v4, mask, scale_of(scale, q), pattern, dropout_p, seed), sizes
 
 
 def _readable(x: Array, dtype: Any) -> Array:

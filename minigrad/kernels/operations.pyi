@@ -17,6 +17,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: int = 0,
     window: int | None = None,
+    pattern: Any = None,
 ) -> X: ...
 def avg_pool(
     x: Operand[X],

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import evaluate
 import generate
 import numpy as np
 import pytest
@@ -21,12 +22,13 @@ from text.corpus import read_corpus
 from text.tokenizers import BpeTokenizer
 from training import loop as training_loop
 from training import memory as training_memory
-from training.checkpoint import open_checkpoint, steps_in
+from training.checkpoint import open_checkpoint, open_newest, steps_in
 from training.flags import FlagErrors, parse
 
 import minigrad as mg
 import nn
 import optim
+from minigrad.errors import printable
 
 pytestmark = pytest.mark.cpu_only("programs that are given --device cpu")
 
@@ -507,6 +509,24 @@ def test_a_checkpoint_is_all_that_sampling_needs(
     assert all(sample.startswith("7 bottles") for sample in samples)
     assert samples[0] == samples[1] != samples[2]
     assert samples[3] == samples[4]
+
+
+def test_a_window_is_that_of_the_checkpoint_and_of_all_that_read_it(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "hf"
+    assert train("run", f"--max-iters 2 --window 3 --export-hf {folder}") == 0
+    (meta,) = (json.loads(file.read_text()) for file in (tmp_path / "run").glob("step_00000002/meta.json"))
+    assert meta["model"]["window"] == meta["config"]["window"] == 3
+    assert json.loads((folder / "config.json").read_text())["sliding_window"] == 3
+    checkpoint = ["--checkpoint", str(tmp_path / "run")]
+    model, tokenizer = generate.load_model(open_newest(checkpoint[1], "train_lm.py"), "cpu")
+    assert set(model.windows) == set(nn.load_llama(folder).windows) == {3}
+    capsys.readouterr()
+    assert generate.main([*checkpoint, "--prompt", "7", "--max-new-tokens", "40", "--temperature", "0"]) == 0
+    text = tokenizer.decode(nn.generate(model, tokenizer.encode("7"), 40, temperature=0))
+    assert capsys.readouterr().out == printable(text) + "\n"
+    assert evaluate.main(checkpoint) == 0
 
 
 def test_several_samples_and_no_checkpoint(

@@ -9,6 +9,7 @@ import pytest
 
 import minigrad as mg
 from minigrad.kernels.attention import attention
+from minigrad.kernels.attention_patterns import BlockPattern
 
 T, HIDDEN = 40, 21  # tiles of 32 queries and 32 keys; the queries before HIDDEN don't see the keys from there on
 
@@ -22,7 +23,13 @@ def run(q: Any, k: Any, v: Any, g: Any, options: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "options", [{"is_causal": True}, {"mask": np.add.outer(np.arange(T), -np.arange(T)) > -5}], ids=["causal", "mask"]
+    "options",
+    [
+        {"is_causal": True},
+        {"mask": np.add.outer(np.arange(T), -np.arange(T)) > -5},
+        {"pattern": BlockPattern([[True, False], [True, True]], HIDDEN)},
+    ],
+    ids=["causal", "mask", "blocks"],
 )
 def test_hidden_numbers_change_no_bit(options: dict[str, Any], gpu: Any) -> None:
     q, k, v, g = (np.random.default_rng(n).standard_normal((1, 2, T, 16)).astype(np.float32) for n in range(4))

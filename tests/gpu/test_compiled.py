@@ -20,7 +20,7 @@ from minigrad.kernels.cuda import launching as kernels
 SOURCES = sorted([*kernels.HERE.glob("*.cu"), *Path(optim.__file__).parent.glob("*.cu")])
 TARGETS = ["80", "90"]
 PACKS = {"rope.cu": 2, "attention.cu": 4}  # those that don't load 16 bytes at a time
-ATTENTION = [(("HEAD", h), ("MASK", m), ("DROPOUT", m)) for h in (64, 128) for m in (0, 1)]
+ATTENTION = [(("HEAD", h), ("MASK", m), ("DROPOUT", m), ("GRID", m)) for h in (64, 128) for m in (0, 1)]
 needs_nvrtc = pytest.mark.skipif(nvidia.NVRTC is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
 needs_ptxas = pytest.mark.skipif(nvidia.PTXAS is None, reason="needs ptxas: pip install nvidia-cuda-nvcc-cu12")
 

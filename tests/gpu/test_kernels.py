@@ -12,6 +12,7 @@ import minigrad as mg
 from minigrad.backend import accumulator, as_dtype
 from minigrad.errors import DeviceError
 from minigrad.kernels.attention import attention
+from minigrad.kernels.attention_patterns import BlockPattern, Pattern
 from minigrad.kernels.cross_entropy import cross_entropy
 from minigrad.kernels.dropout import drop
 from minigrad.kernels.embedding import embedding
@@ -83,6 +84,12 @@ CASES = [
           (5, 5, 4, 8, True, None), (33, 70, 2, 16, False, None), (40, 40, 1, 20, True, 9), (70, 33, 4, 64, True, None),
           (35, 35, 2, 128, True, None), (9, 33, 4, 80, False, 4), (3, 2, 2, 7, True, 1)]],
     Case(attention, ((6, 4), (7, 4), (7, 4)), FLASH),
+    *[Case(attention, ((2, 4, n, 16), (2, 2, n, 16), (2, 2, n, 16), mask, causal, None, p, 7, window, pattern), FLASH)
+      for n, mask, causal, p, window, pattern in [
+          (150, None, False, 0.0, None, BlockPattern.local(150, 24, 0, 1, 1)),
+          (100, drawn(2, 1, 1, 100), True, 0.2, None, Pattern(start=9, grid=BlockPattern.strided(130, 16, 3))),
+          (70, None, True, 0.0, 50, BlockPattern(np.eye(3, dtype=bool)[::-1], 32)),
+          (70, None, True, 0.0, 40, Pattern(start=9)), (40, None, True, 0.0, 9, Pattern(start=50))]],
     *[Case(attention, ((2, 4, n, 16), (2, h, m, 16), (2, h, m, 16), mask, causal, None, p, 7, None), FLASH)
       for n, m, h, mask, causal, p in [
           (33, 70, 2, None, False, 0.3), (40, 40, 4, None, True, 0.9), (33, 70, 2, drawn(2, 1, 1, 70), False, 0.0),

@@ -21,17 +21,24 @@ import minigrad as mg
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels import attention_tiles
 from minigrad.kernels.attention import attention
+from minigrad.kernels.attention_patterns import BlockPattern, Pattern
 from minigrad.kernels.attention_tiles import dropout_mask
 
 
-def twin(q, k, v, mask=None, is_causal=False, scale=None, window=None):
+def twin(q, k, v, mask=None, is_causal=False, scale=None, window=None, pattern=None):
     """The formula in torch, with the T × T weights."""
     group = q.shape[-3] // k.shape[-3] if q.ndim > 2 and k.ndim > 2 and q.shape[-3] > 1 else 1
     if group > 1:
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     i, j = np.indices(scores.shape[-2:])
+    if pattern is not None:
+        pattern = pattern if isinstance(pattern, Pattern) else Pattern(grid=pattern)
+        i = i + pattern.start
     seen = (np.abs(i - j) < (window or np.inf)) & ((j <= i) | (not is_causal))
+    if pattern is not None and pattern.grid is not None:
+        dense = np.kron(pattern.grid.blocks, np.ones([pattern.grid.size] * 2, bool))
+        seen = seen & dense[pattern.start :][: seen.shape[0], : seen.shape[1]]
     seen = torch.from_numpy(seen).expand(scores.shape)
     if mask is not None:
         seen = seen & (mask if mask.dtype == torch.bool else mask > -np.inf)
@@ -78,12 +85,19 @@ SHAPES = [  # q, k, v
     ((1, 2, 600, 8), (1, 2, 600, 8), (1, 2, 600, 8)),  # several blocks of keys
     ((2, 200, 3), (2, 40, 3), (2, 40, 3)),  # with a window, late queries see nothing
 ]
+SCATTERED = BlockPattern(rng(5).random((40, 40)) < 0.3, 16)  # some queries see nothing
+BIG_BIRD = BlockPattern.local(640, 70, reach=1, first=1, drawn=1)  # tiles of 64 rows don't share out a block
 OPTIONS = [
     {},
     {"is_causal": True},
     {"window": 1},
     {"window": 5, "is_causal": True},
     {"window": 70},
+    {"pattern": SCATTERED, "is_causal": True},
+    {"pattern": BIG_BIRD},
+    {"pattern": BIG_BIRD, "window": 33},
+    {"pattern": Pattern(start=9, grid=SCATTERED), "is_causal": True},
+    {"pattern": Pattern(start=30), "window": 20, "is_causal": True},
     {"scale": 0.1},
     {"scale": 40.0},  # the exponentials would overflow in float32, so the maximum is taken off
 ]
@@ -113,7 +127,7 @@ def masks(name, lead, queries, keys):
     }[name]
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": 7}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": 7}, {"pattern": SCATTERED}], ids=str)
 @pytest.mark.parametrize("shapes", [SHAPES[0], SHAPES[5]], ids=str)
 @pytest.mark.parametrize("name", ["boolean", "padding", "heads", "added", "bias", "number"])
 def test_masks(name, shapes, options):
@@ -130,6 +144,11 @@ def test_borders_of_tiles(data):
     """With tiles of a few numbers, small calls of every shape cross their borders."""
     queries, keys, heads, group, d, batch = (data.draw(s) for s in (size, size, *[st.integers(1, 3)] * 4))
     options = {"is_causal": data.draw(st.booleans()), "window": data.draw(st.none() | st.integers(1, 9))}
+    grid = BlockPattern(rng(2).random((13, 13)) < 0.5, data.draw(st.integers(1, 4)))
+    blocks = grid.blocks.shape[0] * grid.size
+    start = data.draw(st.integers(0, 9))
+    if data.draw(st.booleans()) and max(queries + start, keys) <= blocks:
+        options["pattern"] = Pattern(start=start, grid=grid)
     mask = [data.draw(st.none()) if data.draw(st.booleans()) else rng(0).random((heads * group, queries, keys)) < 0.5]
     shapes = [(batch, heads * group, queries, d), (batch, heads, keys, d), (batch, heads, keys, d)]
     with pytest.MonkeyPatch.context() as patch:
@@ -272,7 +291,7 @@ def test_empty(shapes):
 # ---- dropout --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": 30}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": 30}, {"pattern": SCATTERED}], ids=str)
 @pytest.mark.parametrize("shapes", [SHAPES[0], SHAPES[1], SHAPES[5], SHAPES[10]], ids=str)
 def test_dropout_is_that_of_the_definition(shapes, options):
     """In every tile the same weights are dropped as in the definition, forward and backward."""
@@ -307,10 +326,71 @@ def test_dropout_keeps_the_mean():
     assert (rows != attention(q, q, v, dropout_p=0.25, seed=2)).mean() > 0.9
 
 
+# ---- patterns -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [9, 70, 600])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_what_hides_nothing_is_full_attention_bit_for_bit(length, is_causal):
+    args = [a.astype(np.float32) for a in random((1, 4, length, 8), (1, 2, length, 8), (1, 2, length, 8))]
+    plain = derived(attention, args, is_causal=is_causal)
+    for options in ({"window": length}, {"window": 10**9}, {"pattern": Pattern()}):
+        value, grads = derived(attention, args, is_causal=is_causal, **options)
+        for a, b in zip([plain[0], *plain[1]], [value, *grads], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.cpu_only("scores of the tiles of the CPU")
+def test_empty_blocks_cost_nothing(monkeypatch):
+    """The scores that are computed, forward and backward, are those of the blocks that are seen."""
+    computed = []
+    scores = attention_tiles.AttentionCall.scores
+    counted = lambda call, *args: computed.append(scores(call, *args)) or computed[-1]
+    monkeypatch.setattr(attention_tiles.AttentionCall, "scores", counted)
+    for size in (32, 64, 256):
+        pattern = BlockPattern.local(2048, size, reach=0, first=0, drawn=2)
+        computed.clear()
+        derived(attention, random(*[(2, 2048, 4)] * 3), pattern=pattern)
+        assert sum(part.size for part in computed) == 2 * 2 * pattern.blocks.sum() * size**2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 3}, {"pattern": BlockPattern(np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]]) > 0, 2)}],
+    ids=str,
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_derivatives_of_both_orders(options, is_causal):
+    args = random((2, 6, 3), (1, 6, 3), (1, 6, 2))
+    assert mg.gradcheck(lambda *x: attention(*x, is_causal=is_causal, **options), args)
+    assert mg.gradgradcheck(lambda *x: attention(*x, is_causal=is_causal, **options), args)
+
+
+def test_patterns_of_blocks():
+    """Each beside its words."""
+    n, size = 12, 5
+    local = BlockPattern.local(58, size, reach=2, first=1, drawn=2, seed=3).blocks
+    for a, b in np.ndindex(n, n):
+        assert local[a, b] or (abs(a - b) > 2 and a and b)
+    assert (local.sum(1) == np.minimum(BlockPattern.local(58, size, 2, 1).blocks.sum(1) + 2, n)).all()
+    np.testing.assert_array_equal(BlockPattern.local(58, size, 2, 1, 2, seed=3).blocks, local)
+    strided = BlockPattern.strided(60, size, 4).blocks
+    for a, b in np.ndindex(n, n):
+        assert strided[a, b] == (abs(a - b) < 4 or abs(a - b) in (4, 8))
+    both = BlockPattern.local(60, size) | BlockPattern.strided(56, size, 6)
+    np.testing.assert_array_equal(
+        both.blocks, BlockPattern.local(60, size).blocks | BlockPattern.strided(60, size, 6).blocks
+    )
+
+
 # ---- threads, memory, errors ----------------------------------------------------------------------------------------
 
+WIDE = BlockPattern.local(700, 64, reach=0, drawn=2)
 
-@pytest.mark.parametrize("options", [{"is_causal": True}, {"dropout_p": 0.2}, {"window": 40}], ids=str)
+
+@pytest.mark.parametrize(
+    "options", [{"is_causal": True}, {"dropout_p": 0.2}, {"window": 40}, {"pattern": WIDE}], ids=str
+)
 @pytest.mark.parametrize("shape", [(4, 8, 130, 16), (1, 3, 700, 8)])
 @of_the_threads
 def test_threads(shape, options):
@@ -353,6 +433,9 @@ ok = np.zeros((2, 3, 4))
         (DTypeError, [ok, ok, ok.astype(int)], {}, "int64"),
         (DTypeError, [ok, ok, ok, np.ones((3, 3), int)], {}, "True where attention is allowed"),
         (ArgumentError, [ok, ok, ok], {"window": 0}, "window"),
+        (ShapeError, [ok, ok, ok], {"pattern": BlockPattern([[True]], 2)}, "2 x 2 blocks of 2"),
+        (ShapeError, [ok, ok, ok], {"pattern": Pattern(start=2, grid=BlockPattern([[True]], 4))}, "5 queries"),
+        (DTypeError, [ok, ok, ok], {"pattern": np.ones((3, 3), bool)}, "nn.BlockPattern"),
         (ArgumentError, [ok, ok, ok], {"dropout_p": 1.5}, "dropout_p"),
     ],
 )
@@ -361,4 +444,22 @@ def test_errors(kind, args, options, words, tensors):
     args = [mg.Tensor(a, requires_grad=is_floating(a)) for a in args] if tensors else args
     with pytest.raises(kind) as caught:
         attention(*args, **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda: BlockPattern([[1, 0]], 4), DTypeError, "int64"),
+        (lambda: BlockPattern([True], 4), ShapeError, "(1,)"),
+        (lambda: BlockPattern([[True]], 0), ArgumentError, "size=0"),
+        (lambda: BlockPattern.local(0, 4), ArgumentError, "length=0"),
+        (lambda: BlockPattern.local(8, 4, reach=-1), ArgumentError, "reach=-1"),
+        (lambda: BlockPattern.strided(8, 4, 0), ArgumentError, "stride=0"),
+        (lambda: BlockPattern.local(8, 4) | BlockPattern.local(8, 2), ShapeError, "blocks of 2"),
+    ],
+)
+def test_patterns_that_are_none(make, kind, words):
+    with pytest.raises(kind) as caught:
+        make()
     assert words in str(caught.value)

@@ -10,6 +10,7 @@ from support.kernel_checks import derived, rng
 
 from minigrad.kernels import attention_tiles
 from minigrad.kernels.attention import attention
+from minigrad.kernels.attention_patterns import BlockPattern
 
 pytestmark = pytest.mark.cpu_only("tiles of the CPU; tests/gpu has the same for those of a GPU")
 
@@ -36,6 +37,11 @@ def future(length: int) -> Any:
     return (i < j) | (j < length // 2)
 
 
+def blocks(length: int) -> Any:
+    """Every query sees its own block, and one other."""
+    return BlockPattern.local(length, 1 + length // 8, reach=0, drawn=1)
+
+
 CASES: dict[str, Any] = {
     "causal": lambda n: {"is_causal": True},
     "window": lambda n: {"window": 1 + n // 4},
@@ -45,6 +51,8 @@ CASES: dict[str, Any] = {
     "scattered, causal": lambda n: {"mask": scattered(n), "is_causal": True},
     "future, causal": lambda n: {"mask": future(n), "is_causal": True},
     "scattered, window": lambda n: {"mask": scattered(n), "window": 1 + n // 4},
+    "blocks": lambda n: {"pattern": blocks(n)},
+    "causal blocks": lambda n: {"pattern": blocks(n), "is_causal": True},
     "causal, dropped": lambda n: {"is_causal": True, "dropout_p": 0.3, "seed": 5},
 }
 
@@ -58,10 +66,14 @@ def length(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     return int(request.param)
 
 
-def seen(length: int, mask: Any = None, is_causal: bool = False, window: Any = None, **_: Any) -> Any:
+def seen(
+    length: int, mask: Any = None, is_causal: bool = False, window: Any = None, pattern: Any = None, **_: Any
+) -> Any:
     """Which query sees which key: (2, 4, queries, keys)."""
     i, j = np.indices((length, length))
     allowed = (np.abs(i - j) < (window or np.inf)) & ((j <= i) | (not is_causal))
+    if pattern is not None:
+        allowed &= np.kron(pattern.blocks, np.ones((pattern.size, pattern.size), bool))[:length, :length]
     return np.broadcast_to(allowed & (True if mask is None else mask), (2, 4, length, length))
 
 
@@ -79,7 +91,7 @@ def run(q: Any, k: Any, v: Any, g: Any, options: dict[str, Any]) -> list[Any]:
 def watched(length: int, options: dict[str, Any]) -> tuple[Any, Any]:
     """Queries of the first batch, and the keys (2 heads, keys) that none of them sees."""
     queries = np.arange(length) < length // 2
-    if "mask" in options:
+    if "mask" in options or "pattern" in options:
         queries = np.arange(length) == length // 2  # one alone, from which many are hidden
     sees = seen(length, **options)[0][:, queries].any(1)
     hidden = ~sees.reshape(2, 2, length).any(1)

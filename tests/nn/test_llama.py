@@ -64,12 +64,16 @@ def rope(transformers, theta=10000.0, **scaling):
         ({"num_hidden_layers": 1, "num_attention_heads": 2}, {"rope_type": "linear", "factor": 4.0}),
         ({"num_key_value_heads": 2}, {"theta": 500.0, **LLAMA3}),
         ({"kind": "Mistral", "num_key_value_heads": 2, "sliding_window": None}, {}),
+        ({"kind": "Mistral", "num_key_value_heads": 2, "sliding_window": 1}, {}),
+        ({"kind": "Mistral", "num_key_value_heads": 2, "sliding_window": 7}, {}),
+        ({"kind": "Mistral", "num_key_value_heads": 2, "sliding_window": 49}, {"theta": 500.0}),
     ],
 )
 def test_loaded_logits_are_those_of_transformers(transformers, tmp_path, options, turning):
     model = theirs(transformers, tmp_path, **options, **rope(transformers, **turning))
     ours = nn.load_llama(tmp_path)
     assert not ours.training
+    assert set(ours.windows) == {options.get("sliding_window")}
     expected = logits_of(model)
     assert np.abs(expected).max() > 1
     assert np.abs(ours(TOKENS).data - expected).max() < 1e-4
@@ -95,6 +99,7 @@ def test_shards_and_half_precision(transformers, tmp_path, monkeypatch):
         {"scale_embeddings": True, "rope_scaling": {"type": "linear", "factor": 4.0}},
         {"d_model": 50, "head_dim": 16, "num_kv_heads": 2, "rope_scaling": LLAMA3},  # 50 is no multiple of 4 heads
         {"scale_embeddings": True, "tie_embeddings": True, "rope_scaling": LLAMA3, "dropout": 0.1},
+        {"window": 7, "num_kv_heads": 2},
     ],
 )
 def test_transformers_loads_what_is_saved_with_the_same_logits(transformers, tmp_path, options):
@@ -166,7 +171,7 @@ def configure(folder, **changes):
         ({"attention_bias": True, "hidden_act": "gelu"}, r"hidden_act='gelu', attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),
         ({"model_type": "qwen2"}, "qwen2"),
-        ({"model_type": "mistral", "sliding_window": 8}, "sliding_window=8"),
+        ({"sliding_window": 8}, "sliding_window=8"),  # of a LLaMA, which has none
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
@@ -192,6 +197,8 @@ def test_unsupported_settings_are_named(folder, changes, text):
         {"attention_dropout": "a"},
         {"attention_dropout": 2.0},
         {"sliding_window": "a"},
+        {"model_type": "mistral", "sliding_window": "a"},
+        {"model_type": "mistral", "sliding_window": 0},
         {"max_position_embeddings": "8"},
         {"vocab_size": None},
     ],
@@ -243,10 +250,10 @@ def test_special_tokens_are_checked_before_anything_is_written(tmp_path):
 
 
 def test_a_window_wider_than_the_context_changes_nothing(folder):
-    assert configure(folder, model_type="mistral", sliding_window=64)
-    assert configure(folder, sliding_window="absent")  # then transformers takes 4096
-    with pytest.raises(ArgumentError, match="sliding_window=4096"):
-        configure(folder, max_position_embeddings=5000)
+    assert configure(folder, model_type="mistral", sliding_window=64).windows == [None]
+    assert configure(folder, sliding_window="absent").windows == [None]  # then transformers takes 4096
+    assert configure(folder, max_position_embeddings=5000).windows == [4096]
+    assert configure(folder, sliding_window=20).windows == [20]
 
 
 def test_settings_can_be_passed_over(folder):

@@ -163,12 +163,16 @@ def _cross_entropy(n, logits, targets, ignore_index=-100, label_smoothing=0.0, r
     return n.asarray(rows.sum() / (max(counted.sum(), 1) if reduction == "mean" else 1))
 
 
-def _attention(n, q, k, v, mask=None, is_causal=False, scale=None, dropout_p=0.0, seed=0, window=None):
+def _attention(n, q, k, v, mask=None, is_causal=False, scale=None, dropout_p=0.0, seed=0, window=None, pattern=None):
     (heads,) = n.broadcast_shapes(*[(1, *x.shape)[-3:-2] for x in (k, v)])
     if q.ndim > 2 and heads and q.shape[-3] != 1:
         k, v = (n.repeat(x, q.shape[-3] // heads, -3) if x.shape[-3] > 1 else x for x in (k, v))
     i, j = n.arange(q.shape[-2])[:, None], n.arange(k.shape[-2])
     seen = (j > i - (window or math.inf)) & (j < i + (1 if is_causal else window or math.inf))
+    if pattern is not None:
+        seen = (
+            seen & n.kron(pattern.blocks, n.ones((pattern.size, pattern.size), bool))[: seen.shape[0], : seen.shape[1]]
+        )
     scores = n.einsum("...id,...jd->...ij", q, k) * (scale or max(q.shape[-1], 1) ** -0.5)
     if mask is not None:
         seen, scores = (seen & mask, scores) if mask.dtype.kind == "b" else (seen, scores + mask)

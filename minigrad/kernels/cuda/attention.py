@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, to_device
+from minigrad.backend import Array, NDArray, array_module, to_device
 from minigrad.kernels.attention import attention
-from minigrad.kernels.attention_tiles import band, mask_shape, scale_of, share_of, sizes_of, threshold
+from minigrad.kernels.attention_patterns import Pattern, pattern_of
+from minigrad.kernels.attention_tiles import mask_shape, scale_of, share_of, sizes_of, threshold
 from minigrad.kernels.cuda.launching import THREADS, launch, uniform
 
 KEYS, FAR = 32, 1 << 40
 
 
 def _fits(
-    q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, dropout_p: float, seed: int, window: Any
-) -> bool:
+    q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, dropout_p: float, seed: int, window: Any,
+    pattern: Any,
+) -> bool:  # fmt: skip
     """Heads of up to 128 features, of floats of at most 32 bits; masks of numbers are left to the definition."""
     return (
         uniform(q, k, v)
@@ -38,7 +40,7 @@ class _Call:
 
     def __init__(
         self, q: Array, k: Array, v: Array, mask: Array | None, is_causal: bool, scale: Any, dropout_p: float,
-        seed: int, window: Any,
+        seed: int, *shape: Any,
     ) -> None:  # fmt: skip
         self.xp, self.sizes, self.d = array_module(q), sizes_of(q, k, v, mask), q.shape[-1]
         n, h, group = math.prod(self.sizes.lead), self.sizes.heads, self.sizes.group
@@ -46,12 +48,16 @@ class _Call:
         self.queries, self.keys = q.shape[-2], k.shape[-2]
         self.head = -(-self.d // 16) * 16
         self.tile = 16 if self.head > 64 else 32
-        left, right = (FAR if x == math.inf else int(x) for x in band(is_causal, window))
+        pattern = pattern_of(is_causal, *shape)
+        pattern.check(self.queries, self.keys)
+        device = self.xp.cuda.Device().id
+        self.grid = _grid(device, pattern, self.queries, self.keys, self.tile) if pattern.grid else ()
         mask, steps = self.spread(mask)
-        self.numbers = (*steps, h, group, self.queries, self.keys, self.d, left, right)
+        self.numbers = (*steps, h, group, self.queries, self.keys, self.d, *_band(pattern, self.grid))
         chance = np.uint64(seed % 2**64), np.uint32(threshold(dropout_p)), share_of(dropout_p)
         self.options = (scale_of(scale, q), mask, *chance)
         self.defines = {"HEAD": self.head, "MASK": int(mask is not None), "DROPOUT": int(dropout_p > 0)}
+        self.defines["GRID"] = int(pattern.grid is not None)
 
     def spread(self, mask: Array | None) -> tuple[Array | None, tuple[int, ...]]:
         """The mask with axes (n, h·group, queries, keys), and its steps along them, 0 where it is the same."""
@@ -92,6 +98,33 @@ def _uploaded(xp: Any, device: int, numbers: tuple[int, ...]) -> Array:
     return to_device(np.array(numbers, np.int64), f"cuda:{device}")
 
 
+def _band(pattern: Pattern, grid: tuple[Array, ...]) -> tuple[int, ...]:
+    """The last numbers of a call: the band, and sizes and addresses of the grid."""
+    left, right = pattern.left - pattern.start, pattern.right + pattern.start
+    band = tuple(FAR if x == math.inf else int(x) for x in (left, right))
+    sizes = (pattern.grid.size, pattern.grid.blocks.shape[1]) if pattern.grid else (1, 1)
+    arrays: list[Any] = [*grid]
+    return *band, pattern.start, *sizes, *([x.data.ptr for x in arrays] or [0, 0, 0])
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(device: int, pattern: Pattern, queries: int, keys: int, tile: int) -> tuple[Array, ...]:
+    """The grid on the device, for each tile of queries the tiles of keys that it sees, and the other way round."""
+    assert pattern.grid is not None
+    meets = np.zeros((_tiles(queries, tile), _tiles(keys, KEYS)), bool)
+    for i, row in enumerate(meets):
+        for first, last in pattern.spans(i * tile, min((i + 1) * tile, queries), keys):
+            row[first // KEYS : _tiles(last, KEYS)] = True
+    arrays = (pattern.grid.blocks, _lists(meets), _lists(meets.T))
+    return tuple(to_device(x, f"cuda:{device}") for x in arrays)
+
+
+def _lists(meets: NDArray) -> NDArray:
+    """Where the list of each row begins and the last one ends, and then the lists: where a row is True."""
+    places = np.cumsum([len(meets) + 1, *meets.sum(1)])
+    return np.concatenate([places, np.nonzero(meets)[1]]).astype(np.int32)
+
+
 def _tiles(length: int, tile: int) -> int:
     return -(-length // tile)
 
@@ -109,9 +142,9 @@ def _forward(q: Array, k: Array, v: Array, *options: Any) -> tuple[Array, dict[s
 
 def _backward(
     g: Array, q: Array, k: Array, v: Array, mask: Any, is_causal: Any, scale: Any, dropout_p: Any, seed: Any,
-    window: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
+    window: Any, pattern: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
 ) -> tuple[Any, ...]:  # fmt: skip
-    call = _Call(q, k, v, mask, is_causal, scale, dropout_p, seed, window)
+    call = _Call(q, k, v, mask, is_causal, scale, dropout_p, seed, window, pattern)
     gradients = [call.like(x) for x in (q, k, v)]
     q, g, out, dq, k, v, dk, dv = call.forms((q, g, out, gradients[0]), (k, v, *gradients[1:]))
     dots = call.xp.empty(total.shape, np.float32)

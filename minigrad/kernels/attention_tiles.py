@@ -99,12 +99,29 @@ def dropout_mask(seed: int, rows: Array, columns: slice, dropout_p: float) -> Ar
         key = (rows.astype(np.uint64) + np.uint64(seed % 2**64)) * np.uint64(0x9E3779B97F4A7C15)
         key = ((key ^ (key >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)) >> np.uint64(32)
         column = xp.arange(columns.start, columns.stop, dtype=np.uint32) * np.uint32(0x9E3779B9)
-    x = key.astype(np.uint32)[..., None] ^ column
+    keep = xp.empty((*key.shape, column.size), bool)
+    kept(key.astype(np.uint32).reshape(-1), column, threshold(dropout_p), keep.reshape(key.size, column.size))
+    return keep
+
+
+def _kept(keys: Array, columns: Array, limit: int, keep: Array) -> None:
+    x = keys[:, None] ^ columns
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x ^= x >> np.uint32(shift)
         x *= np.uint32(factor)
     x ^= x >> np.uint32(16)
-    return x >= np.uint32(threshold(dropout_p))
+    keep[...] = x >= np.uint32(limit)
+
+
+@loop(_kept)
+def kept(keys: Array, columns: Array, limit: int, keep: Array) -> None:
+    """Whether the hash of each key and column is at least the limit."""
+    for i in range(len(keys)):
+        for j in range(len(columns)):
+            x = np.uint32(keys[i] ^ columns[j])
+            x = np.uint32((x ^ (x >> 16)) * 0x7FEB352D)
+            x = np.uint32((x ^ (x >> 15)) * 0x846CA68B)
+            keep[i, j] = np.uint32(x ^ (x >> 16)) >= limit
 
 
 def threshold(dropout_p: float) -> int:

@@ -209,15 +209,24 @@ def _in_float32(function: Callable[..., Any]) -> types.FunctionType:
     """
     code, space = function.__code__, {**function.__globals__, **_globals_of(function)}
     for name, value in _globals_of(function).items():
-        space[name] = np.float32(value) if isinstance(value, float) else _make(value) if value in _helpers else value
-    constants = tuple(np.float32(value) if isinstance(value, float) else value for value in code.co_consts)
+        space[name] = _make(value) if callable(value) else _narrow(value)
+    constants = tuple(_narrow(value) for value in code.co_consts)
     return types.FunctionType(code.replace(co_consts=constants), space, function.__name__, function.__defaults__)
+
+
+def _narrow(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_narrow(part) for part in value)
+    return np.float32(value) if isinstance(value, float) else value
 
 
 def _globals_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The numbers and helpers that a function reads by a name of its module."""
-    named = {name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
-    return {name: x for name, x in named.items() if isinstance(x, int | float) or (callable(x) and x in _helpers)}
+    space = function.__globals__
+    named = {name: space[name] for name in function.__code__.co_names if name in space}
+    return {
+        name: x for name, x in named.items() if isinstance(x, int | float | tuple) or (callable(x) and x in _helpers)
+    }
 
 
 def digest(function: Callable[..., Any]) -> str:

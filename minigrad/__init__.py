@@ -11,7 +11,20 @@
 from minigrad import backend, cuda, errors, functional, linalg, ops, random, special, stats
 from minigrad.autocast import autocast
 from minigrad.checkpointing import checkpoint
-from minigrad.creation import arange, asarray, eye, from_dlpack, full, ones, zeros
+from minigrad.creation import (
+    arange,
+    array,
+    asarray,
+    eye,
+    from_dlpack,
+    full,
+    full_like,
+    linspace,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
 from minigrad.engine.core import Observer, Primitive, elementwise, primitive
 from minigrad.engine.fused import fused
 from minigrad.engine.recording import enable_grad, is_grad_enabled, no_grad
@@ -24,12 +37,14 @@ from minigrad.instruments.memory import memory_summary, track_memory
 from minigrad.instruments.observe import Instrument
 from minigrad.instruments.profiling import profile
 from minigrad.kernels.operations import log_softmax, softmax
+from minigrad.linalg import matrix_transpose
 from minigrad.machine import allocator, parallel
 from minigrad.machine.loops import is_compiled, set_compiled
 from minigrad.machine.parallel import get_num_threads, set_num_threads
 from minigrad.messages.habits import module_names
 from minigrad.ops import *
 from minigrad.serialize import load, load_metadata, save
+from minigrad.special import i0
 from minigrad.tensor import Tensor
 from minigrad.testing import gradcheck, gradgradcheck
 
@@ -40,14 +55,14 @@ __version__ = "0.1.0"
 
 # fmt: off
 __all__ = [
-    "REGISTRY", "Instrument", "MiniGradError", "Observer", "Primitive", "Tensor", "abs", "arange", "asarray",
+    "REGISTRY", "Instrument", "MiniGradError", "Observer", "Primitive", "Tensor", "abs", "arange", "array", "asarray",
     "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "draw", "elementwise", "elementwise_grad",
     "enable_grad", "errors",
-    "eye", "from_dlpack", "full", "functional", "fused", "get_num_threads", "grad", "gradcheck", "gradgradcheck",
-    "hessian", "hvp", "is_compiled", "is_grad_enabled", "jacobian", "jvp", "linalg", "load", "load_metadata",
-    "log_softmax", "memory_summary", "no_grad", "ones", "parallel", "primitive", "profile", "random", "sample",
-    "save", "set_compiled", "set_num_threads", "softmax", "special", "stats", "tensor", "track_memory",
-    "value_and_grad", "vjp", "zeros",
+    "eye", "from_dlpack", "full", "full_like", "functional", "fused", "get_num_threads", "grad", "gradcheck",
+    "gradgradcheck", "hessian", "hvp", "i0", "is_compiled", "is_grad_enabled", "jacobian", "jvp", "linalg",
+    "linspace", "load", "load_metadata", "log_softmax", "matrix_transpose", "memory_summary", "no_grad", "ones",
+    "ones_like", "parallel", "primitive", "profile", "random", "sample", "save", "set_compiled", "set_num_threads",
+    "softmax", "special", "stats", "tensor", "track_memory", "value_and_grad", "vjp", "zeros", "zeros_like",
 ]
 # fmt: on
 __all__ += ops.__all__

@@ -37,16 +37,19 @@ class GpuArray(Protocol):
         """The numbers on the CPU."""
 
 
+loaded: Any = sys.modules.get
+
+
 def array_module(*arrays: Array) -> ModuleType:
     """The module, ``numpy`` or ``cupy``, whose functions work on ``arrays`` (or Tensors); ``numpy`` for plain numbers.
 
     >>> array_module(np.ones(3)).__name__
     'numpy'
     """
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and any(isinstance(array_of(a), cupy.ndarray) for a in arrays):
-        return cupy
-    return np
+    cupy = loaded("cupy")
+    if cupy is None or not any(isinstance(array_of(a), cupy.ndarray) for a in arrays):
+        return np
+    return cupy  # type: ignore[no-any-return]
 
 
 def is_on_gpu(value: Any) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from minigrad import ops
 from minigrad.backend import Array
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe, explained
 from minigrad.messages.habits import module_names
 from minigrad.ops import kron, matmul, tensordot
@@ -35,6 +36,7 @@ from minigrad.ops.decompositions import (
     svd,
     svdvals,
 )
+from minigrad.ops.linalg import cross, vecdot
 from minigrad.ops.matrix_functions import (
     cond,
     det,
@@ -48,14 +50,14 @@ from minigrad.ops.matrix_functions import (
     pinv,
     vector_norm,
 )
-from minigrad.ops.solving import SlogdetResult, inv, slogdet, solve, solve_triangular
+from minigrad.ops.solving import SlogdetResult, inv, slogdet, solve, solve_triangular, tensorinv, tensorsolve
 
 # fmt: off
 __all__ = [
-    "EighResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "det", "diagonal", "eigh", "eigvalsh",
-    "expm", "inv", "kron", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose",
-    "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd", "svdvals", "tensordot",
-    "trace", "vector_norm",
+    "EighResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "cross", "det", "diagonal", "eigh",
+    "eigvalsh", "expm", "inv", "kron", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
+    "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd",
+    "svdvals", "tensordot", "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
 ]
 # fmt: on
 
@@ -69,6 +71,7 @@ def norm(x: Array, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
     >>> print(float(norm(np.array([[3.0, 0.0], [0.0, 4.0]]), 2)))
     4.0
     """
+    x = as_operand(x, "'x' of norm")
     x = x if hasattr(x, "ndim") else np.asarray(x)
     axes = tuple(range(x.ndim)) if axis is None else ops.shape.as_tuple(axis)
     if ord is None and axis is None:

@@ -23,10 +23,20 @@ from minigrad.engine.registry import REGISTRY
 from minigrad.errors import CallError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import FOREIGN, describe, translate
-from minigrad.ops.special import of_scipy
+from minigrad.ops.special import i0, of_scipy
 
 ABSENT = np._NoValue  # what NumPy's functions have as a default where None means something
-NEEDLESS = {"casting", "copy", "device", "kind", "like", "optimize", "stable", "subok"}  # they don't change the numbers
+NEEDLESS = {
+    "casting",
+    "copy",
+    "device",
+    "kind",
+    "like",
+    "optimize",
+    "overwrite_input",
+    "stable",
+    "subok",
+}  # they don't change the numbers
 ORDERS = (None, "C", "K", "A")  # of memory; the rows' order is the only one that a Tensor promises
 
 # ---- NumPy's signatures ---------------------------------------------------------------------------------------------
@@ -114,6 +124,12 @@ def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
     return array_function(np.nonzero, (condition,), {}) if x is None and y is None else ops.where(condition, x, y)
 
 
+def _average(x: Any, axis: Any = None, weights: Any = None, returned: Any = False, keepdims: Any = False) -> Any:
+    if returned:
+        raise _refused("np.average with returned=True", "w.sum(axis) is the sum of the weights")
+    return ops.average(x, axis, weights, keepdims)
+
+
 def _clip(x: Any, a_min: Any = None, a_max: Any = None, min: Any = None, max: Any = None) -> Any:
     return ops.clip(x, a_min if min is None else min, a_max if max is None else max)
 
@@ -128,25 +144,28 @@ def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: A
         raise CallError(
             "np.einsum without options but optimize=", ", ".join(options) or "out=", "nothing works in place"
         )
-    if isinstance(operands[0], str):
-        return ops.einsum(*operands)
-    arrays, lists = operands[: len(operands) // 2 * 2 : 2], operands[1::2]
-    letters = ["".join("..." if axis is Ellipsis else chr(97 + axis) for axis in axes) for axes in lists]
-    result = operands[-1] if len(operands) % 2 else None
-    arrow = "" if result is None else "->" + "".join("..." if a is Ellipsis else chr(97 + a) for a in result)
-    return ops.einsum(",".join(letters) + arrow, *arrays)
+    return ops.einsum(*operands)
 
 
 def _like(value: Any) -> Callable[..., Any]:
-    """``np.zeros_like`` and its kind: constants, of which x gives the shape and dtype."""
+    """``np.zeros_like`` and its kind: x gives the shape and dtype; a gradient flows to the value that fills it."""
 
     def made(x: Any, fill: Any = value, dtype: Any = None, shape: Any = None) -> Any:
-        if _recorded(fill):
-            raise _refused("np.full_like with a recorded value", "x * 0 + value keeps the graph")
         wanted = None if dtype is None else as_dtype(dtype)
-        return core.Tensor._wrap(array_module(x).full_like(_plain(x), _plain(fill), dtype=wanted, shape=shape))
+        if not _recorded(fill):
+            return core.Tensor._wrap(array_module(x).full_like(_plain(x), _plain(fill), dtype=wanted, shape=shape))
+        return ops.broadcast_to(ops.astype(fill, wanted or x.dtype), np.shape(_plain(x)) if shape is None else shape)
 
     return made
+
+
+def _of_several(function: Any, operation: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of several arrays. Of a recorded one it is ours; else NumPy's, from which SciPy takes plain arrays."""
+
+    def tensor(x: Any) -> Any:
+        return x if isinstance(x, core.Tensor) else core.Tensor._wrap(np.asarray(x))
+
+    return lambda *arrays: operation(*map(tensor, arrays)) if _recorded(arrays) else function(*_plain(arrays))
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -169,6 +188,25 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.cumsum, ops.cumsum, "a=x axis dtype out"),
         (np.cumprod, ops.cumprod, "a=x axis dtype out"),
         (np.trace, ops.trace, "a=x offset axis1 axis2 dtype out"),
+        (np.average, _average, "a=x axis weights returned | keepdims"),
+        (np.cov, ops.cov, "m=x | rowvar ddof"),
+        (np.corrcoef, ops.corrcoef, "x | rowvar"),
+        (np.median, ops.median, "a=x axis out overwrite_input keepdims"),
+        (np.quantile, ops.quantile, "a=x q axis out | keepdims"),
+        (np.percentile, ops.percentile, "a=x q axis out | keepdims"),
+        (np.nansum, ops.nansum, "a=x axis dtype out keepdims | where"),
+        (np.nanmean, ops.nanmean, "a=x axis dtype out keepdims | where"),
+        (np.nanmax, ops.nanmax, "a=x axis out keepdims"),
+        (np.nanmin, ops.nanmin, "a=x axis out keepdims"),
+        # ---- along an axis ----
+        (np.diff, ops.diff, "a=x n axis prepend append"),
+        (np.trapezoid, ops.trapezoid, "y x dx axis"),
+        (np.interp, ops.interp, "x xp fp left right period"),
+        (np.unwrap, ops.unwrap, "p=x discont axis | period"),
+        (np.convolve, ops.convolve, "a=x v=y mode"),
+        (np.correlate, ops.correlate, "a=x v=y mode"),
+        (np.sinc, ops.sinc, "x"),
+        (np.i0, i0, "x"),
         # ---- shapes ----
         (np.reshape, ops.reshape, "a=x shape order | copy"),
         (np.ravel, ops.ravel, "a=x order"),
@@ -193,9 +231,22 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.array_split, ops.array_split, "ary=x indices_or_sections axis"),
         (np.concatenate, ops.concatenate, "arrays axis out | dtype casting", None, True),
         (np.stack, ops.stack, "arrays axis out | dtype casting", None, True),
+        (np.hstack, ops.hstack, "tup=arrays | dtype casting", None, True),
+        (np.vstack, ops.vstack, "tup=arrays | dtype casting", None, True),
+        (np.dstack, ops.dstack, "tup=arrays", None, True),
+        (np.column_stack, ops.column_stack, "tup=arrays", None, True),
+        (np.append, ops.append, "arr=x values axis"),
+        (np.hsplit, ops.hsplit, "ary=x indices_or_sections"),
+        (np.vsplit, ops.vsplit, "ary=x indices_or_sections"),
+        (np.dsplit, ops.dsplit, "ary=x indices_or_sections"),
+        (np.flipud, ops.flipud, "m=x"),
+        (np.fliplr, ops.fliplr, "m=x"),
+        (np.rollaxis, ops.rollaxis, "a=x axis start"),
         (np.copy, lambda x: x.copy(), "a=x order subok"),
         # ---- picking and sorting ----
         (np.take, ops.take, "a=x indices axis out"),
+        (np.partition, _flat_first(ops.partition), "a=x kth axis kind order"),
+        (np.select, ops.select, "condlist choicelist default"),
         (np.take_along_axis, _flat_first(ops.take_along_axis), "arr=x indices axis"),
         (np.sort, _flat_first(ops.sort), "a=x axis kind order | stable"),
         (np.argsort, _flat_first(ops.argsort), "a=x axis kind order | stable"),
@@ -210,6 +261,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.outer, ops.outer, "a=x b=y out"),
         (np.kron, ops.kron, "a=x b=y"),
         (np.tensordot, ops.tensordot, "a=x b=y axes"),
+        (np.cross, ops.cross, "a=x b=y axisa axisb axisc axis"),
+        *([(np.vecdot, ops.vecdot, "x1=x x2=y | axis")] if hasattr(np, "vecdot") else []),
         (np.matrix_transpose, linalg.matrix_transpose, "x"),
         # ---- linear algebra ----
         (np.linalg.norm, linalg.norm, "x ord axis keepdims"),
@@ -226,6 +279,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.linalg.solve, linalg.solve, "a b"),
         (np.linalg.lstsq, linalg.lstsq, "a b rcond"),
         (np.linalg.inv, linalg.inv, "a=x"),
+        (np.linalg.tensorinv, linalg.tensorinv, "a=x ind"),
+        (np.linalg.tensorsolve, linalg.tensorsolve, "a b axes"),
+        (np.linalg.cross, linalg.cross, "x1=x x2=y | axis"),
+        *([(np.linalg.vecdot, linalg.vecdot, "x1=x x2=y | axis")] if hasattr(np.linalg, "vecdot") else []),
         (np.linalg.pinv, linalg.pinv, "a=x rcond | rtol=rcond"),
         (np.linalg.det, linalg.det, "a=x"),
         (np.linalg.slogdet, linalg.slogdet, "a=x"),
@@ -242,6 +299,13 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.full_like, _like(0), "a=x fill_value=fill dtype order subok shape | device"),
     ),
     **({np.astype: lambda x, dtype, copy=True, device=None: _cast(x, dtype)} if hasattr(np, "astype") else {}),  # 2.1
+    np.broadcast_arrays: _of_several(np.broadcast_arrays, lambda *x: ops.broadcast_arrays(*x)),
+    **{f: _of_several(f, getattr(ops, f.__name__)) for f in (np.atleast_1d, np.atleast_2d, np.atleast_3d)},
+    **({np.unstack: lambda x, /, *, axis=0: ops.unstack(x, axis)} if hasattr(np, "unstack") else {}),  # 2.1
+    np.gradient: lambda f, *steps, axis=None, edge_order=1: ops.gradient(f, *steps, axis=axis, edge_order=edge_order),
+    np.real: lambda val: val,  # all numbers are
+    np.real_if_close: lambda a, tol=100: a,
+    np.imag: _like(0),
     np.einsum: _einsum,
     np.where: _where,
     np.meshgrid: lambda *arrays, copy=True, indexing="xy": ops.meshgrid(*arrays, indexing=indexing),
@@ -291,6 +355,11 @@ UFUNCS: dict[Any, Any] = {
         for name, operation in REGISTRY.items()
         if isinstance(getattr(np, name, None), np.ufunc)
     },
+    np.deg2rad: ops.deg2rad,
+    np.radians: ops.deg2rad,
+    np.rad2deg: ops.rad2deg,
+    np.degrees: ops.rad2deg,
+    np.fabs: ops.absolute,
     np.positive: lambda x: x,
     np.conjugate: lambda x: x,
     np.rint: ops.round,

@@ -22,7 +22,7 @@ from minigrad.engine.backward import Pass, nodes_behind
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node
 from minigrad.engine.fused import Fused
-from minigrad.engine.plan import argument_and_fact
+from minigrad.engine.plan import argument_and_fact, picked
 from minigrad.tensor import Tensor
 
 MATMUL: Any = ops.matmul
@@ -83,7 +83,7 @@ class Rows(Pass):
             return self.one_by_one(node, g)
         found: list[Any] = []
         for rule, where, picks in node.plan.calls:
-            value = rule(g, *[residuals[k] for k in where])
+            value = rule(g, *picked(residuals, where))
             found += (value,) if picks is None else [value[k] for k in picks]
         return found
 

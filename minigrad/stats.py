@@ -14,6 +14,7 @@ that the family doesn't have. The shape parameters have no closed derivative in 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import math
@@ -219,8 +220,10 @@ def _dirichlet(x: Array, alpha: Array) -> Array:
     return powers - _sum(s.gammaln(alpha)) + s.gammaln(_sum(alpha))
 
 
-def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1) -> Array:
+def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1, allow_singular: bool = False) -> Array:
     """Logarithm of the density at x, of shape (..., k); ``cov`` is a matrix, a vector of variances or one for all."""
+    if allow_singular:
+        raise ArgumentError("allow_singular=False", repr(allow_singular), "a singular cov has no derivative")
     x = x if hasattr(x, "ndim") else np.asarray(x, np.float64)
     k = x.shape[-1] if x.ndim else 0
     if not x.ndim or np.shape(mean) not in ((), (k,)) or np.shape(cov) not in ((), (k,), (k, k)):
@@ -236,11 +239,27 @@ def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1) -> Array:
     return -0.5 * (square + k * math.log(2 * math.pi)) - _sum(log(diagonal(factor)))
 
 
-def _of_vectors(name: str, logpdf: Function) -> SimpleNamespace:
-    """A distribution of vectors, which has a density alone."""
-    logpdf.__name__ = logpdf.__qualname__ = f"{name}.logpdf"
-    return SimpleNamespace(logpdf=explained(logpdf))
+def _entropy(mean: Array = None, cov: Array = 1) -> Array:
+    """Differential entropy ``k/2 (1 + ln 2π) + ½ ln |cov|``; the mean gives the dimension, where cov does not."""
+    k = max(np.shape(mean)[-1:] + np.shape(cov)[-1:], default=1)
+    like: Any = cov if hasattr(cov, "dtype") else np.asarray(cov, np.float64)
+    matrix = (like + swapaxes(like, -1, -2)) / 2 if np.ndim(cov) == 2 else array_module(like).eye(k) * like
+    return k / 2 * (1 + math.log(2 * math.pi)) + linalg.slogdet(matrix).logabsdet / 2
+
+
+def _of_vectors(name: str, logpdf: Function, **more: Function) -> SimpleNamespace:
+    """A distribution of vectors: its density and the logarithm of that."""
+
+    @functools.wraps(logpdf)
+    def pdf(*args: Any, **kwargs: Any) -> Any:
+        return exp(logpdf(*args, **kwargs))
+
+    pdf.__doc__ = str(logpdf.__doc__).replace("Logarithm of the density", "Density")
+    functions: dict[str, Any] = {"logpdf": logpdf, "pdf": pdf, **more}
+    for method, function in functions.items():
+        function.__name__ = function.__qualname__ = f"{name}.{method}"
+    return SimpleNamespace(**{method: explained(function) for method, function in functions.items()})
 
 
 dirichlet = _of_vectors("dirichlet", _dirichlet)
-multivariate_normal = _of_vectors("multivariate_normal", _multivariate_normal)
+multivariate_normal = _of_vectors("multivariate_normal", _multivariate_normal, entropy=_entropy)

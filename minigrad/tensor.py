@@ -33,7 +33,7 @@ from minigrad.kernels.operations import log_softmax, softmax
 from minigrad.messages.arguments import as_operand, from_lists
 from minigrad.messages.explain import FOREIGN, describe, explain_methods, translate
 from minigrad.messages.habits import unknown_name
-from minigrad.numpy_protocol import array_function, array_ufunc, compare
+from minigrad.numpy_protocol import UFUNCS, array_function, array_ufunc, compare
 
 TensorLike: TypeAlias = "Tensor | ArrayLike"
 Hook: TypeAlias = Callable[[Any], Any]  # of a gradient, an array or a Tensor, to what takes its place, or None
@@ -54,6 +54,9 @@ class Handle:
         hooks, self._hooks = self._hooks, []
         if self._hook in hooks:
             hooks.remove(self._hook)
+
+
+_new, _NUMBERS = object.__new__, (np.generic, int, float)
 
 
 class Tensor:
@@ -102,11 +105,17 @@ class Tensor:
     @staticmethod
     def _wrap(array: Array) -> Tensor:
         """A Tensor around an array, or around the number that an operation gave in place of a 0-d array."""
-        tensor = Tensor.__new__(Tensor)
-        tensor._data = np.asarray(array) if isinstance(array, np.generic | int | float) else array
+        tensor = _new(Tensor)
+        tensor._data = np.asarray(array) if isinstance(array, _NUMBERS) else array
         tensor._grad = tensor.node = tensor._hooks = tensor.name = None
         tensor._requires_grad = False
         tensor._version = [0]
+        return tensor
+
+    @staticmethod
+    def _joined(lists: Any) -> Tensor:
+        """The Tensor that nested lists with Tensors in them are, wherever an array is meant."""
+        tensor: Tensor = ops.from_nested(lists)
         return tensor
 
     # ---- what it is ----
@@ -188,6 +197,11 @@ class Tensor:
     def T(self) -> Tensor:
         """The tensor with its axes reversed."""
         return ops.transpose(self)
+
+    @property
+    def mT(self) -> Tensor:
+        """The tensor with its last two axes exchanged: stacks of matrices, transposed."""
+        return ops.swapaxes(self, -1, -2)
 
     def _brief(self) -> str:
         name = f" {self.name!r}" if self.name else ""
@@ -290,6 +304,8 @@ class Tensor:
         return self._data.__dlpack_device__()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "__call__" and not options and ufunc in UFUNCS:
+            return UFUNCS[ufunc](*inputs)
         return array_ufunc(ufunc, method, inputs, options)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -98,8 +98,8 @@ class KVCache:
     def extend(self, attention: Any, k: Any, v: Any) -> tuple[Any, Any]:
         """Add keys and values (..., heads, T, d) of a layer, and return those of all positions that the new ones see.
 
-        They count once ``advance`` was called, after the last layer. A call that fails before that changes nothing, since
-        what is dropped depends on the positions that count.
+        They count once ``advance`` was called, after the last layer. A call that fails before that changes nothing:
+        what is dropped depends on the positions that count alone.
         """
         _check_unrecorded(k, v)
         stop, window = self.length + k.shape[-2], self._window(attention, k.shape[-2])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np  # noqa: F401 (for the examples)
 
-from minigrad import random, sigmoid, split, where
+from minigrad import random, sigmoid, softplus, split, where
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError, ShapeError
 from minigrad.kernels.attention_patterns import BlockPattern, Pattern
@@ -38,6 +38,37 @@ from minigrad.messages.habits import module_names
 from minigrad.tensor import Operand, X
 from .checks import as_operand, check_probability
 from .losses import binary_cross_entropy_with_logits, huber_loss, kl_div, mse_loss, nll_loss, one_hot
+from .margins import (
+    binary_cross_entropy,
+    cosine_embedding_loss,
+    cosine_similarity,
+    gaussian_nll_loss,
+    hinge_embedding_loss,
+    l1_loss,
+    margin_ranking_loss,
+    normalize,
+    pairwise_distance,
+    poisson_nll_loss,
+    smooth_l1_loss,
+    soft_margin_loss,
+    triplet_margin_loss,
+)
+from .rectifiers import (
+    celu,
+    elu,
+    hardshrink,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    logsigmoid,
+    mish,
+    prelu,
+    relu6,
+    selu,
+    softshrink,
+    softsign,
+    tanhshrink,
+)
 from .spatial import (
     avg_pool1d,
     avg_pool2d,
@@ -51,44 +82,19 @@ from .spatial import (
     max_pool2d,
 )
 
+# fmt: off
 __all__ = [
-    "apply_rope",
-    "avg_pool1d",
-    "avg_pool2d",
-    "batch_norm",
-    "binary_cross_entropy_with_logits",
-    "conv1d",
-    "conv2d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "cross_entropy",
-    "dropout",
-    "embedding",
-    "gelu",
-    "glu",
-    "group_norm",
-    "huber_loss",
-    "kl_div",
-    "layer_norm",
-    "leaky_relu",
-    "linear",
-    "linear_cross_entropy",
-    "log_softmax",
-    "max_pool1d",
-    "max_pool2d",
-    "mse_loss",
-    "nll_loss",
-    "one_hot",
-    "qkv_projection",
-    "relu",
-    "rms_norm",
-    "scaled_dot_product_attention",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "swiglu",
-    "swiglu_ffn",
+    "apply_rope", "avg_pool1d", "avg_pool2d", "batch_norm", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "celu", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "cosine_embedding_loss", "cosine_similarity",
+    "cross_entropy", "dropout", "elu", "embedding", "gaussian_nll_loss", "gelu", "glu", "group_norm", "hardshrink",
+    "hardsigmoid", "hardswish", "hardtanh", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "layer_norm",
+    "leaky_relu", "linear", "linear_cross_entropy", "log_softmax", "logsigmoid", "margin_ranking_loss", "max_pool1d",
+    "max_pool2d", "mish", "mse_loss", "nll_loss", "normalize", "one_hot", "pairwise_distance", "poisson_nll_loss",
+    "prelu", "qkv_projection", "relu", "relu6", "rms_norm", "scaled_dot_product_attention", "selu", "sigmoid", "silu",
+    "smooth_l1_loss", "soft_margin_loss", "softmax", "softplus", "softshrink", "softsign", "swiglu", "swiglu_ffn",
+    "tanhshrink", "triplet_margin_loss",
 ]
+# fmt: on
 __getattr__, __dir__ = module_names(globals())
 
 

@@ -38,7 +38,7 @@ class Pass:
     retain_graph: bool = False  # whether nodes keep what their derivatives read
     targets: set[Any] | None = None  # edges whose gradients to find; None: all leaves, to add theirs to ``.grad``
     inner: bool = False  # whether this is a part of another pass, which goes on at the targets and runs their hooks
-    leading: set[Any] | None = None  # with targets: the nodes through which one can be reached
+    leading: set[Any] | None = None  # with targets: the nodes through which one can be reached; None: all that are met
     useful: set[Any] | None = None  # those and the targets
     pending: dict[Any, Any] = field(default_factory=dict)
     owned: set[Any] = field(default_factory=set)
@@ -51,7 +51,7 @@ class Pass:
         with Setting(recording=self.create_graph, autocast=None), self.blocks:
             if self.targets is not None:
                 self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.inner)
-                self.useful = self.leading | self.targets
+                self.useful = None if self.leading is None else self.leading | self.targets
             for edge, g in roots:
                 if self.useful is None or edge in self.useful:
                     self.accumulate(edge, _wrapped(g) if self.create_graph else array_of(g))
@@ -89,15 +89,16 @@ class Pass:
             core.notify("backward", node, g, gradients, started)
         if not self.retain_graph:
             node.release()
+        useful, create = self.useful, self.create_graph
         for k, edge in enumerate(parents):
-            gradient = gradients[k]
-            if gradient is None or not (self.useful is None or edge in self.useful):
+            found = gradients[k]
+            if found is None or not (useful is None or edge in useful):
                 continue
-            if type(gradient) is not tuple:
-                gradient = self.match_shape(node.primitive, edge, gradient)
+            if type(found) is not tuple and (create or found.dtype is not edge.dtype or found.shape != edge.shape):
+                found = self.match_shape(node.primitive, edge, found)
             first = edge not in self.pending
-            self.accumulate(edge, gradient)
-            if first and not isinstance(edge, Node) and _is_fresh(gradient, g, residuals, gradients[:k]):
+            self.accumulate(edge, found)
+            if first and not isinstance(edge, Node) and _is_fresh(found, g, residuals, gradients[:k]):
                 self.owned.add(edge)
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
@@ -140,8 +141,7 @@ class Pass:
 
 def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:
     """Whether nobody else can hold ``g``: it is no view, not the incoming gradient, no residual, no other gradient."""
-    others = (incoming, *(residuals or ()), *earlier)
-    return is_array(g) and g.base is None and all(g is not other for other in others)
+    return is_array(g) and g.base is None and all(g is not other for other in (incoming, *(residuals or ()), *earlier))
 
 
 def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
@@ -169,26 +169,28 @@ def _add_to_leaf(leaf: Any, g: Any, fresh: bool) -> None:
         leaf._grad += g
 
 
-def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool]) -> set[Node]:
+def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool] | None) -> set[Node]:
     """All nodes that ``roots`` were made from, and the roots; the search ends at nodes where ``stop`` holds."""
     found: set[Node] = set()
-    stack = [root for root in roots if isinstance(root, Node)]
+    stack = list(roots)
     while stack:
         node = stack.pop()
-        if node not in found and not stop(node):
+        if isinstance(node, Node) and node not in found and not (stop and stop(node)):
             found.add(node)
-            stack += [edge for edge in node.parents or () if isinstance(edge, Node)]
+            stack += node.parents or ()
     return found
 
 
-def _leading_to(targets: set[Any], roots: Sequence[Any], inner: bool) -> set[Any]:
-    """The nodes from which one of ``targets`` can be reached. The pass visits no others."""
-    reachable = nodes_behind(roots, lambda node: inner and node in targets)
-    useful: set[Any] = set()
+def _leading_to(targets: set[Any], roots: Sequence[Any], inner: bool) -> set[Any] | None:
+    """The nodes from which one of ``targets`` can be reached, None if those are all. The pass visits no others."""
+    reachable = nodes_behind(roots, targets.__contains__ if inner else None)
+    if not inner and targets | reachable >= {edge for n in reachable for edge in n.parents or (None,)}.union(roots):
+        return None
+    leading: set[Any] = set()
     for node in sorted(reachable, key=lambda n: n.number):
-        if node.parents is None or any(edge in targets or edge in useful for edge in node.parents):
-            useful.add(node)
-    return useful
+        if node.parents is None or not (targets.isdisjoint(node.parents) and leading.isdisjoint(node.parents)):
+            leading.add(node)
+    return leading
 
 
 def _seed(out: Any, gradient: Any) -> Any:
@@ -218,7 +220,7 @@ def gradients(
     edges, seeds = [tensor.node or tensor for tensor in inputs], list(map(_seed, outputs, given))
     work = Pass(create_graph, retain_graph, set(edges))
     work.run([(out.node or out, seed) for out, seed in zip(outputs, seeds, strict=True)])
-    found = [work.found.get(edge) for edge in edges]
+    found = map(work.found.get, edges)
     return [None if g is None else _wrapped(g if create_graph else array_module(g).array(g)) for g in found]
 
 

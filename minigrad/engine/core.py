@@ -32,17 +32,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
+from numpy import ndarray
+
 from minigrad.backend import cast_narrow, is_floating
-from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_legal, make_plan, residual_names
+from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_legal, make_plan, picked, residual_names
 from minigrad.engine.recording import F, mode
-from minigrad.engine.registry import Operation, P, register
+from minigrad.engine.registry import PLAIN, Operation, P, register
 from minigrad.errors import CallError, GraphError
 from minigrad.messages.arguments import as_list, as_operand
 from minigrad.messages.explain import FOREIGN, explanation, wrong_call
 
 observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it
-PLAIN = frozenset({float, int, bool})  # types that need no check
+UNKNOWN: Any = object()  # in place of a plan that isn't made yet
 node_ids = itertools.count()  # the order in which nodes are made
 
 
@@ -61,8 +63,7 @@ class Node:
 
     def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
         self.number = next(node_ids)
-        self.primitive, self.plan = primitive, plan
-        self.parents, self.residuals = parents, residuals
+        self.primitive, self.plan, self.parents, self.residuals = primitive, plan, parents, residuals
         self.versions: Any = ()
         self.shape, self.dtype = shape, dtype  # of the result; tuples where there are several
         self._hooks: list[Callable[[Any], Any]] | None = None
@@ -140,8 +141,8 @@ class Primitive(Operation[P]):
     keeps_arguments  a node keeps all arguments, and rules may read what the function kept besides
     """
 
-    scales_losses = False
-    keeps_arguments = False
+    scales_losses = keeps_arguments = False
+    _run: Any  # of (arrays, plan), where ``keeps_arguments``: the result, and by name what a kernel kept besides
 
     def __init__(self, function: Callable[P, Any], elementwise: bool = False, view: bool = False, **facts: Any) -> None:
         super().__init__(function, **facts)
@@ -211,23 +212,24 @@ class Primitive(Operation[P]):
         if self.precision and mode().autocast:
             args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
-        raw: list[Any] = []
-        wrt: list[int] = []
-        tensors = False
-        for position, value in enumerate(values):
+        raw, wrt, tensors = [*values], (), False
+        for i, value in enumerate(values):
             if isinstance(value, Tensor):
-                tensors = True
-                raw.append(value._data)
+                tensors, raw[i] = True, value._data
                 if value._requires_grad:
-                    wrt.append(position)
-            elif type(value) in PLAIN or (value is None and position >= self.required):
-                raw.append(value)
-            else:
-                raw.append(self.checked(value, self.names[position], values))
+                    wrt += (i,)  # type: ignore[assignment]
+            elif not (type(value) in PLAIN or (type(value) is ndarray and value.dtype in PLAIN)) and (
+                value is not None or i < self.required
+            ):
+                raw[i] = array = self.checked(value, self.names[i], values)
+                if isinstance(array, Tensor):  # made of a list with Tensors in it
+                    return self(*values[:i], array, *values[i + 1 :])  # type: ignore[call-arg]
         started = time.perf_counter() if observers else 0.0
-        plan = self._plan(tuple(wrt)) if wrt and mode().recording else None
+        plan: Plan | None = None
+        if wrt and mode().recording and (plan := self.plans.get(wrt, UNKNOWN)) is UNKNOWN:
+            plan = self.plans[wrt] = make_plan(self, wrt)
         try:
-            out, extras = self._run(raw, plan)
+            out, extras = self._run(raw, plan) if self.keeps_arguments else (self.function(*raw), None)
         except FOREIGN as error:
             raise explanation(self, values, {}, error)  # noqa: B904
         if not tensors:
@@ -241,9 +243,11 @@ class Primitive(Operation[P]):
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """All arguments in their order, defaults included; an error where the call doesn't fit the signature."""
         n = len(args)
+        if self.required <= n <= len(self.names) and not kwargs:
+            return args + self.defaults[n:]
         values = [*args, *map(kwargs.get, self.names[n:], self.defaults[n:])]
-        unknown = kwargs and any(self.position.get(name, -1) < n for name in kwargs)
-        if unknown or n > len(self.names) or any(v is inspect.Parameter.empty for v in values[: self.required]):
+        unknown = any(self.position.get(name, -1) < n for name in kwargs)
+        if unknown or n > len(self.names) or any(v is inspect.Parameter.empty for v in values[n : self.required]):
             raise wrong_call(self, args, kwargs)
         return values
 
@@ -251,39 +255,29 @@ class Primitive(Operation[P]):
         """The arguments in the precision that autocast gives them; float64 and integers stay."""
         return cast_narrow(values, mode().autocast if self.precision == "low" else "float32")
 
-    def _run(self, raw: list[Any], plan: Plan | None) -> Any:
-        """The result on arrays, and by name what a kernel kept besides."""
-        return self.function(*raw), {}
-
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
-        if type(out) is tuple:
-            results = tuple(Tensor._wrap(piece) for piece in out)
-            if plan is not None:
-                attach_several(results, self._make_node(plan, values, raw, out, extras, results))
-            return results
-        result = Tensor._wrap(out)
-        out = result._data
-        if self.view and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
-            result._version = values[0]._version
-        if plan is not None and is_floating(out.dtype):
-            attach(result, self._make_node(plan, values, raw, out, extras, (result,)))
-        return result
-
-    def _make_node(self, plan: Plan, values: Any, raw: Any, out: Any, extras: Any, results: tuple[Any, ...]) -> Node:
-        parents = tuple([values[i].node or values[i] for i in plan.wrt])
         several = type(out) is tuple
-        shape, dtype = zip(*((r.shape, r.dtype) for r in results), strict=True) if several else (out.shape, out.dtype)
-        node = Node(self, plan, parents, [fetch(raw, out, extras) for fetch in plan.fetch], shape, dtype)
-        node.versions = [(x._version, x._version[0], i) for i in plan.watched if isinstance(x := values[i], Tensor)]
+        result: Any = tuple(map(Tensor._wrap, out)) if several else Tensor._wrap(out)
+        out = out if several else result._data
+        if self.view and not several and isinstance(values[0], Tensor) and _is_view(out, raw[0]):
+            result._version = values[0]._version
+        if plan is None or not (several or out.dtype.kind == "f" or is_floating(out.dtype)):
+            return result
+        parents, residuals, versions = [], [], []  # filled by loops, which take less time than comprehensions
+        for i in plan.wrt:
+            parents.append(values[i].node or values[i])
+        for fetch in plan.fetch:
+            residuals.append(fetch(raw, out, extras))
+        for i in plan.watched:
+            if isinstance(x := values[i], Tensor):
+                versions.append((counter := x._version, counter[0], i))
         if -1 in plan.sources:
-            node.versions += [(result._version, result._version[0], -1) for result in results]
-        return node
-
-    def _plan(self, wanted: tuple[int, ...]) -> Plan | None:
-        if wanted not in self.plans:
-            self.plans[wanted] = make_plan(self, wanted)
-        return self.plans[wanted]  # type: ignore[no-any-return]
+            versions += [(r._version, r._version[0], -1) for r in (result if several else (result,))]
+        shape, dtype = zip(*((r.shape, r.dtype) for r in result), strict=True) if several else (out.shape, out.dtype)
+        node = Node(self, plan, tuple(parents), residuals, shape, dtype)
+        node.versions = versions
+        return attach_several(result, node) if several else attach(result, node)
 
     # -- the backward call --
 
@@ -292,7 +286,7 @@ class Primitive(Operation[P]):
         residuals = self.rewrap(node) if create_graph else node.residuals
         gradients: list[Any] = []
         for rule, where, picks in node.plan.calls:
-            value = rule(g, *[residuals[k] for k in where])
+            value = rule(g, *picked(residuals, where))
             gradients += (value,) if picks is None else [value[k] for k in picks]
         return gradients
 
@@ -357,8 +351,11 @@ def _flattened(declared: Declared, first: str, parts: Sequence[str]) -> Declared
 
 
 def _is_view(out: Any, x: Any) -> bool:
-    """Whether ``out``, made from ``x``, shares its memory. The base of a view is the array that owns the memory."""
-    return out is x or (out.base is not None and (out.base is x or out.base is x.base))
+    """Whether ``out``, made from ``x``, shares its memory; the bases of a view lead to its owner."""
+    base = out
+    while not (base is None or base is x or base is x.base):
+        base = getattr(base, "base", None)  # windows are views of an object of NumPy's, which has x as its base
+    return base is not None
 
 
 def attach(result: Any, node: Node) -> Any:

@@ -7,7 +7,7 @@ argument, ``out``, ``needs``, or a fact of an argument such as ``x_shape``. A no
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,7 +16,7 @@ import numpy as np
 from minigrad.backend import device_of
 
 Rule: TypeAlias = Callable[..., Any]
-Fetch: TypeAlias = Callable[[Any, Any, Any], Any]  # (arguments, result, extras of a kernel) to a residual
+Fetch: TypeAlias = Callable[..., Any]  # of (arguments, result, extras of a kernel): a residual
 
 
 class Declared(NamedTuple):
@@ -35,7 +35,7 @@ class Plan:
     wrt: tuple[int, ...]  # positions of the arguments, in the order in which ``calls`` yields their gradients
     names: tuple[str, ...]  # of the residuals
     fetch: tuple[Fetch, ...] = ()  # how to get each of them
-    calls: tuple[tuple[Rule, tuple[int, ...], tuple[int, ...] | None], ...] = ()  # rule, residuals, picks if joint
+    calls: tuple[tuple[Rule, Any, Any], ...] = ()  # rule, places of its residuals (None: all), picks if joint
     watched: tuple[int, ...] = ()  # positions of the arguments that are residuals
     sources: tuple[int | None, ...] = ()  # for each residual the argument that it is; -1: the result; None: neither
     needs: tuple[bool, ...] = ()  # for each argument with a rule
@@ -45,12 +45,17 @@ def _dtype_of(value: Any) -> Any:
     return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
 
 
-FACTS: dict[str, Callable[[Any], Any]] = {"shape": np.shape, "dtype": _dtype_of, "device": device_of}
+FACTS: dict[str, Fetch] = {"shape": lambda x: getattr(x, "shape", ()), "dtype": _dtype_of, "device": device_of}
 
 
 def residual_names(rule: Rule) -> tuple[str, ...]:
     """What a rule reads besides the incoming gradient: the names of its parameters after the first."""
     return tuple(inspect.signature(rule).parameters)[1:]
+
+
+def picked(residuals: Sequence[Any], where: Sequence[int] | None) -> Sequence[Any]:
+    """Those of a node's residuals that one rule reads; all of them where it says nothing."""
+    return residuals if where is None else [residuals[k] for k in where]
 
 
 def argument_and_fact(name: str, arguments: Collection[str]) -> tuple[str, str]:
@@ -83,6 +88,7 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
         return None
     for name in primitive.names if primitive.keeps_arguments else ():
         places.setdefault(name, len(places))
+    calls = [(rule, None if where == (*range(len(places)),) else where, picks) for rule, where, picks in calls]
     needs = tuple(i in among for declared in primitive.rules for i in declared.positions)
     fetch = tuple(_fetch(name, position, needs) for name in places)
     watched = tuple(position[name] for name in places if name in position)

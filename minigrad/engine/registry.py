@@ -13,6 +13,8 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
+
 from minigrad.backend import is_array, to_gpu_of_any
 from minigrad.errors import ArgumentError
 from minigrad.messages.arguments import check_of
@@ -21,6 +23,8 @@ from minigrad.messages.explain import FOREIGN, explanation
 P = ParamSpec("P")
 Made = TypeVar("Made", bound="Operation[Any]")
 
+NATIVE = [np.dtype(code) for code in "?bhilqBHILQefdg"]
+PLAIN = frozenset({float, int, bool, slice, *NATIVE, *(d.type for d in NATIVE)})  # types and dtypes that need no check
 REGISTRY: dict[str, Operation[Any]] = {}  # every operation by name; the tests are generated from it
 
 
@@ -96,12 +100,19 @@ class Composite(Operation[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         try:
             others = (*args, *kwargs.values())
+            if all(map(_is_plain, others)):
+                return self.function(*args, **kwargs)
             places = itertools.chain(self.names, itertools.repeat(self.names[-1]))  # of which the last may be *arrays
             values = [self.checked(value, name, others) for name, value in zip(places, args, strict=False)]
             named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
             return self.function(*values, **named)
         except FOREIGN as error:
             raise explanation(self, args, kwargs, error)  # noqa: B904
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether no check of an argument changes or refuses ``value``."""
+    return hasattr(value, "_data") or type(value) is int or (type(value) is np.ndarray and value.dtype in PLAIN)
 
 
 _origin = operator.attrgetter("function.__module__", "function.__qualname__")

@@ -31,7 +31,7 @@ def as_operand(value: Any, what: str) -> Any:
     elif isinstance(value, int | float) or hasattr(value, "_data"):
         return value
     elif isinstance(value, list | tuple | range):
-        return from_lists(value)
+        return from_lists(value) if (part := tensor_in(value)) is None else part._joined(value)
     elif not (is_array(value) or isinstance(value, np.generic)):
         raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
     if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
@@ -62,8 +62,8 @@ def _stranger(value: Any) -> str:
 
 def from_lists(value: Any, dtype: Any = None) -> Any:
     """Nested lists of numbers as an array."""
-    if holds_tensors(value):
-        got, hint = "a list with recorded tensors in it", "minigrad.stack makes one tensor of a list of them"
+    if getattr(tensor_in(value), "_requires_grad", False):
+        got, hint = "a list with recorded tensors in it", "minigrad.array makes one tensor of it, and keeps the graph"
         raise DTypeError("numbers, or nested lists of them", got, hint)
     for part in value:
         if isinstance(part, np.ma.MaskedArray):
@@ -81,11 +81,18 @@ def from_lists(value: Any, dtype: Any = None) -> Any:
     return array
 
 
-def holds_tensors(value: Any) -> bool:
-    """Whether nested lists hold a Tensor through which a gradient could flow."""
-    if isinstance(value, list | tuple):
-        return any(holds_tensors(part) for part in value)
-    return bool(getattr(value, "_requires_grad", False))
+def tensor_in(value: Any) -> Any:
+    """A Tensor in nested lists, one through which a gradient could flow if there is one; None where there is none."""
+    if not isinstance(value, list | tuple):
+        return value if hasattr(value, "_requires_grad") else None
+    found = None
+    for part in value:
+        inner = tensor_in(part)
+        if inner is not None:
+            found = inner
+            if found._requires_grad:
+                break
+    return found
 
 
 def as_list(values: Any, what: str) -> list[Any]:

@@ -699,15 +699,17 @@ def share(x: Array, y: Array) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
         apart = xp.asarray(x - y)
     out = xp.asarray(sigmoid(apart))
-    if (far := apart < -4).any():  # there e^(x - y) magnifies what rounding cut off x - y: Knuth's sum finds it
+    exact = any(isinstance(v, int | float) and v == 0 for v in (x, y))  # no digit of x - y is lost
+    # Far below 0, e^(x - y) magnifies what rounding cut off x - y: Knuth's sum finds it.
+    if not exact and (far := apart < -4).any():
         x, y = (v if v.shape == far.shape else xp.broadcast_to(v, far.shape) for v in map(xp.asarray, (x, y)))
         a, b, c = x[far], y[far], apart[far]
         with np.errstate(invalid="ignore"):
             moved = c - a
             lost = (a - (c - moved)) - (b + moved)
             out[far] *= 1 + xp.where(xp.abs(lost) < 1, lost, 0)
-    if (same := (apart != apart) & (x == y)).any():
-        out[same] = 0
+    if (nan := apart != apart).any():
+        out[nan & (x == y)] = 0
     return out
 
 

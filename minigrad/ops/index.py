@@ -22,7 +22,7 @@ from minigrad.ops.shape import along, flip, normal_axis, ravel
 
 # fmt: off
 __all__ = [
-    "argsort", "getitem", "put_along_axis", "scatter_add", "sort", "take", "take_along_axis", "topk",
+    "argsort", "getitem", "partition", "put_along_axis", "scatter_add", "sort", "take", "take_along_axis", "topk",
 ]
 # fmt: on
 
@@ -294,6 +294,17 @@ def sort(x: Array, axis: int = -1) -> Array:
     [1. 2. 3.]
     """
     return take_along_axis(x, argsort(x, axis), axis)
+
+
+@composite(torch=False, samples=[sample((2, 3), kth=1), sample((4, 2), kth=(1, 2), axis=0)])
+def partition(x: Array, kth: Any, axis: int = -1) -> Array:
+    """The elements with the ``kth`` smallest in its place along ``axis``, the smaller ones before it, in any order.
+
+    >>> print(partition(np.array([3.0, 1.0, 2.0]), 1))
+    [1. 2. 3.]
+    """
+    indices = array_module(array_of(x)).argpartition(array_of(x), kth, axis=axis)
+    return take_along_axis(x, indices, axis)
 
 
 @composite(

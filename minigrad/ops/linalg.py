@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, is_half
+from minigrad.backend import Array, array_module, array_of, is_half
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
-from minigrad.messages.arguments import as_int
+from minigrad.messages.arguments import as_int, as_operand
 from minigrad.ops._gemm import product
 from minigrad.ops.elementwise import multiply
 from minigrad.ops.reduce import sum
@@ -22,16 +22,18 @@ from minigrad.ops.shape import (
     broadcast_to,
     diagonal,
     expand_dims,
+    moveaxis,
     normal_axis,
     ravel,
     reshape,
+    roll,
     swapaxes,
     transpose,
 )
 
 # fmt: off
 __all__ = [
-    "dot", "einsum", "inner", "matmul", "outer", "tensordot", "trace", "vdot",
+    "cross", "dot", "einsum", "inner", "matmul", "outer", "tensordot", "trace", "vdot", "vecdot",
 ]
 # fmt: on
 
@@ -56,7 +58,7 @@ def matmul(x: Array, y: Array) -> Array:
     """
     xp = array_module(x, y)
     x, y = xp.asarray(x), xp.asarray(y)
-    if xp is np and (is_half(x.dtype) or is_half(y.dtype)):
+    if xp is np and 2 in (x.dtype.itemsize, y.dtype.itemsize) and (is_half(x.dtype) or is_half(y.dtype)):
         narrow = np.result_type(x.dtype, y.dtype)
         with np.errstate(over="ignore"):
             wide = np.result_type(narrow, np.float32)
@@ -67,29 +69,28 @@ def matmul(x: Array, y: Array) -> Array:
     return xp.matmul(x, y) if xp is np else product(x, y)
 
 
-def _matrices(g: Array, x_ndim: int, y_ndim: int) -> Array:
-    """The gradient of a product with the axes back that 1-D factors had lost."""
-    g = expand_dims(g, -1) if y_ndim == 1 else g
-    return expand_dims(g, -2) if x_ndim == 1 else g
-
-
 def _matmul_left(g: Array, y: Array, x_shape: Any) -> Array:
-    """g yᵀ, summed over broadcast axes."""
-    g = _matrices(g, len(x_shape), y.ndim)
-    y = expand_dims(y, -1) if y.ndim == 1 else y
-    shape = (1, *x_shape) if len(x_shape) == 1 else x_shape
-    return reshape(unbroadcast(matmul(g, swapaxes(y, -1, -2)), shape), x_shape)
+    """g yᵀ, summed over broadcast axes; a vector x is a row, a vector y a column."""
+    if y.ndim == 1:
+        return expand_dims(g, -1) * y  # g has the axes of x but the last
+    if len(x_shape) == 1 and y.ndim == 2:
+        return matmul(y, g)
+    g = expand_dims(g, -2) if len(x_shape) == 1 else g
+    found = matmul(g, y.T if y.ndim == 2 else swapaxes(y, -1, -2))
+    return found if found.shape == x_shape else unbroadcast(found, x_shape)
 
 
 def _matmul_right(g: Array, x: Array, y_shape: Any) -> Array:
     """xᵀ g, summed over broadcast axes; where y is one matrix, as one product over all rows of x."""
-    g = _matrices(g, x.ndim, len(y_shape))
-    x = expand_dims(x, 0) if x.ndim == 1 else x
+    if x.ndim == 1:
+        return expand_dims(x, -1) * expand_dims(g, -2) if len(y_shape) > 1 else g * x
     if len(y_shape) <= 2 and x.ndim > 2:
         rows = math.prod(x.shape[:-1])
-        x, g = reshape(x, (rows, x.shape[-1])), reshape(g, (rows, g.shape[-1]))
-    shape = (*y_shape, 1) if len(y_shape) == 1 else y_shape
-    return reshape(unbroadcast(matmul(swapaxes(x, -1, -2), g), shape), y_shape)
+        x, g = reshape(x, (rows, x.shape[-1])), reshape(g, (rows, *y_shape[1:]))
+    if len(y_shape) == 1:
+        return matmul(g, x)
+    found = matmul(x.T if x.ndim == 2 else swapaxes(x, -1, -2), g)
+    return found if found.shape == y_shape else unbroadcast(found, y_shape)
 
 
 matmul.defvjp(_matmul_left, _matmul_right)
@@ -102,7 +103,7 @@ def dot(x: Array, y: Array) -> Array:
     >>> print(float(dot(np.array([1.0, 2.0]), np.array([3.0, 4.0]))))
     11.0
     """
-    if np.ndim(x) == 0 or np.ndim(y) == 0:
+    if not (getattr(x, "ndim", 0) and getattr(y, "ndim", 0)):  # np.ndim of a Tensor takes 3 µs
         return multiply(x, y)
     if y.ndim <= 2:
         return matmul(x, y)
@@ -117,6 +118,48 @@ def vdot(x: Array, y: Array) -> Array:
     4.0
     """
     return matmul(ravel(x), ravel(y))
+
+
+@composite(
+    samples=[sample((2, 3), (2, 3)), sample((2, 3), (2,), axis=0), sample((4,), (3, 4))],
+    numpy=lambda n, x, y, axis=-1: n.sum(n.moveaxis(x, axis, -1) * n.moveaxis(y, axis, -1), -1),
+    torch=lambda t, x, y, axis=-1: (x.movedim(axis, -1) * y.movedim(axis, -1)).sum(-1),
+)
+def vecdot(x: Array, y: Array, axis: int = -1) -> Array:
+    """The dot products ``Σ x y`` of vectors along ``axis`` of both; the other axes are broadcast.
+
+    >>> print(vecdot(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 10.0])))
+    [21. 43.]
+    """
+    x, y = (v if axis == -1 else moveaxis(v, axis, -1) for v in (x, y))
+    if x.shape[-1:] != y.shape[-1:] or not x.ndim:
+        raise ShapeError(f"vectors of one length along axis {axis}", f"shapes {x.shape} and {y.shape}", "as in dot")
+    return sum(multiply(x, y), -1)
+
+
+def _torch_cross(t: Any, x: Any, y: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None) -> Any:
+    axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis, axis, axis)
+    rows = t.broadcast_tensors(x.movedim(axisa, -1), y.movedim(axisb, -1))
+    return t.linalg.cross(*rows, dim=-1).movedim(-1, axisc)
+
+
+@composite(samples=[sample((3,), (3,)), sample((2, 3), (3,)), sample((3, 2), (3, 2), axis=0),
+                    sample((3, 2), (2, 3), axisa=0, axisc=0)], torch=_torch_cross)  # fmt: skip
+def cross(x: Array, y: Array, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Array:
+    """The cross products ``x × y`` of vectors of three components; the other axes are broadcast.
+
+    axisa, axisb, axisc: where the components lie in x, in y and in the result; ``axis`` stands for all three.
+
+    >>> print(cross(np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0])))
+    [0. 0. 1.]
+    """
+    axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis, axis, axis)
+    x, y = moveaxis(x, axisa, -1), moveaxis(y, axisb, -1)
+    for v in (x, y):
+        if v.shape[-1] != 3:
+            raise ShapeError("vectors of three components", f"{v.shape[-1]}", "of two: x[0] * y[1] - x[1] * y[0]")
+    product = roll(multiply(x, roll(y, -1, -1)) - multiply(roll(x, -1, -1), y), -1, -1)
+    return moveaxis(product, -1, axisc)
 
 
 @composite(samples=[sample((3,), (3,)), sample((2, 3), (4, 3))])
@@ -275,16 +318,36 @@ einsum_explicit.defvjp(_einsum_rule)
         sample("bij->b", (2, 3, 2)),
     ]
 )
-def einsum(subscripts: str, *operands: Array) -> Array:
+def einsum(subscripts: str | Array, *operands: Array | Sequence[int]) -> Array:
     """Sum of products by named axes, as NumPy writes it: ``"ij,jk->ik"``; repeated names, ``...`` and implicit outputs.
+
+    NumPy's other form, arrays each followed by the list of its axes' numbers, is ``einsum(x, [0, 1], y, [1, 2])``.
 
     >>> print(float(einsum("ii->", np.eye(3))))
     3.0
     """
     if not isinstance(subscripts, str):
-        got = type(subscripts).__name__
-        raise ArgumentError("subscripts as a string first, such as 'ij,jk->ik'", got, "einsum('ij,jk->ik', x, y)")
-    return einsum_explicit(list(operands), explicit_subscripts(subscripts, [np.ndim(a) for a in operands]))
+        if not operands or not isinstance(operands[0], list | tuple):
+            got = type(subscripts).__name__
+            raise ArgumentError("subscripts as a string first, such as 'ij,jk->ik'", got, "einsum('ij,jk->ik', x, y)")
+        return einsum(*_spelled((subscripts, *operands)))
+    arrays = [as_operand(a, "each operand of einsum") for a in operands]
+    return einsum_explicit(arrays, explicit_subscripts(subscripts, [np.ndim(array_of(a)) for a in arrays]))
+
+
+def _spelled(operands: Sequence[Any]) -> list[Any]:
+    """Subscripts and arrays of arrays each followed by the list of its axes, and perhaps the list of the result's.
+
+    >>> _spelled((1.0, [0, ...], 2.0, [1], [1, 0, ...]))
+    ['a...,b->ba...', 1.0, 2.0]
+    """
+
+    def word(axes: Any) -> str:
+        return "".join("..." if a is Ellipsis else chr(97 + as_int(a, "the number of an axis")) for a in axes)
+
+    pairs = len(operands) // 2 * 2
+    arrow = "->" + word(operands[-1]) if len(operands) % 2 else ""
+    return [",".join(map(word, operands[1:pairs:2])) + arrow, *operands[0:pairs:2]]
 
 
 def explicit_subscripts(subscripts: str, ndims: Sequence[int]) -> str:

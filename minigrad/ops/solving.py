@@ -6,11 +6,12 @@ Formulas: M. B. Giles, "Collected matrix derivative results for forward and reve
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import Array, array_module
+from minigrad.backend import Array, array_module, array_of
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
@@ -18,9 +19,9 @@ from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe
 from minigrad.ops._matrices import dominant, identity, lapack, mT, of_matrices
 from minigrad.ops.linalg import matmul
-from minigrad.ops.shape import expand_dims, squeeze, tril, triu
+from minigrad.ops.shape import expand_dims, moveaxis, normal_axis, reshape, squeeze, tril, triu
 
-__all__ = ["inv", "slogdet", "solve", "solve_triangular"]
+__all__ = ["inv", "slogdet", "solve", "solve_triangular", "tensorinv", "tensorsolve"]
 
 BLOCK = 64  # the largest triangle that is solved as a whole; larger ones are halved, so that products do the work
 
@@ -188,3 +189,48 @@ def slogdet(x: Array) -> SlogdetResult:
     -1.0 0.0
     """
     return SlogdetResult(*sign_and_log(x))
+
+
+# ---- tensors as matrices --------------------------------------------------------------------------------------------
+
+
+def _regular(x: Any) -> Any:
+    """The domain for the tests: tensors that are ``dominant`` as matrices."""
+    n = math.isqrt(x.size)
+    return dominant(x.reshape(n, n)).reshape(x.shape) if n * n == x.size else x
+
+
+@composite(samples=[sample((4, 2, 2), ind=1), sample((2, 3, 6))], domain=_regular,
+           numpy="linalg.tensorinv", torch="linalg.tensorinv")  # fmt: skip
+def tensorinv(x: Array, ind: int = 2) -> Array:
+    """The inverse of ``x`` as a linear map from its axes behind the first ``ind`` to these: ``tensordot`` undoes it.
+
+    >>> tensorinv(np.eye(6).reshape(2, 3, 6), 2).shape
+    (6, 2, 3)
+    """
+    if not 0 < ind < x.ndim:
+        raise ArgumentError(f"ind from 1 to {x.ndim - 1}, for {x.ndim} axes", str(ind), "it counts the first axes")
+    first, rest = x.shape[:ind], x.shape[ind:]
+    if math.prod(first) != math.prod(rest):
+        raise ShapeError(f"as many elements in {first} as in {rest}", f"shape {x.shape}", "ind= says where to cut")
+    return reshape(inv(reshape(x, (math.prod(first), math.prod(rest)))), (*rest, *first))
+
+
+@composite(samples=[sample((2, 3, 6), (2, 3)), sample((2, 6, 3), (2, 3), axes=(1,))], domain=_regular,
+           numpy="linalg.tensorsolve", torch=lambda t, a, b, axes=None: t.linalg.tensorsolve(a, b, axes))  # fmt: skip
+def tensorsolve(a: Array, b: Array, axes: Any = None) -> Array:
+    """The x with ``tensordot(a, x, x.ndim) = b``; ``axes`` of a are moved to its end first.
+
+    >>> tensorsolve(np.eye(6).reshape(2, 3, 6), np.ones((2, 3))).shape
+    (6,)
+    """
+    if axes is not None:
+        moved = [normal_axis(axis, a.ndim) for axis in axes]
+        a = moveaxis(a, moved, range(a.ndim - len(moved), a.ndim))
+    shape = a.shape[np.ndim(array_of(b)) :]
+    if math.prod(shape) ** 2 != math.prod(a.shape):
+        raise ShapeError(
+            "as many unknowns as equations", f"{describe(a)} and {describe(b)}", "axes= says which are last"
+        )
+    n = math.prod(shape)
+    return reshape(solve(reshape(a, (n, n)), reshape(b, (n,))), shape)

@@ -16,7 +16,7 @@ import numpy as np
 from minigrad.backend import Array, array_module, array_of
 from minigrad.engine.core import Primitive, elementwise
 from minigrad.engine.registry import composite, sample
-from minigrad.errors import CallError
+from minigrad.errors import ArgumentError, CallError
 from minigrad.ops import _special
 from minigrad.ops._special import evaluate, library
 from minigrad.ops.elementwise import (
@@ -38,7 +38,8 @@ from minigrad.ops.shape import squeeze
 __all__ = [
     "beta", "betainc", "betaln", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "expit", "gamma",
     "gammainc", "gammaincc", "gammaln", "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1", "jn", "log_ndtr", "logit",
-    "logsumexp", "ndtr", "ndtri", "polygamma", "psi", "rel_entr", "stdtr", "xlog1py", "xlogy", "y0", "y1", "zeta",
+    "logsumexp", "multigammaln", "ndtr", "ndtri", "polygamma", "psi", "rel_entr", "rgamma", "stdtr", "xlog1py",
+    "xlogy", "y0", "y1", "yn", "zeta",
 ]
 # fmt: on
 
@@ -173,6 +174,32 @@ def gamma(x: Array) -> Array:
     return evaluate("gamma", x)
 
 
+@special(domain=(0.3, 3.0))
+def rgamma(x: Array) -> Array:
+    """``1 / Γ(x)`` of each element, 0 at 0, -1, -2 and so on.
+
+    >>> print(float(rgamma(3.0)))
+    0.5
+    """
+    return evaluate("rgamma", x)
+
+
+@composite(numpy=lambda n, a, d: library().multigammaln(a, d), torch=False, domain=(2.5, 5.0),
+           samples=[sample((2, 3), 3), sample((), 1)])  # fmt: skip
+def multigammaln(a: Array, d: int) -> Array:
+    """Logarithm of the gamma function of ``d`` variables: ``d (d - 1) / 4 ln π + Σ ln Γ(a - j/2)`` over j < d.
+
+    >>> print(float(multigammaln(2.0, 2)).__round__(4))
+    0.4516
+    """
+    if d < 1:
+        raise ArgumentError("d, a whole number from 1", str(d), "it counts dimensions")
+    total = gammaln(a) + d * (d - 1) / 4 * math.log(math.pi)
+    for j in range(1, d):
+        total = total + gammaln(a - j / 2)
+    return total
+
+
 @special(domain=(0.3, 4.0))
 def digamma(x: Array) -> Array:
     """``ψ(x) = Γ'(x) / Γ(x)`` of each element.
@@ -277,6 +304,7 @@ student_density = Primitive(lambda df, t: _special.student_density(df, t), eleme
 # fmt: off
 gammaln  .defvjp(lambda g, x: g * digamma(x))
 gamma    .defvjp(lambda g, x, out: g * out * digamma(x))
+rgamma   .defvjp(lambda g, x, out: -g * out * digamma(x))
 digamma  .defvjp(lambda g, x: g * polygamma(1, x))
 polygamma.defvjp(_refuse("polygamma", "n", "a whole number"), lambda g, n, x: g * polygamma(n + 1, x))
 beta     .defvjp(lambda g, a, b, out: -g * out * polygamma_step(a, b, 0),
@@ -621,6 +649,16 @@ def jn(n: Array, x: Array) -> Array:
     return evaluate("jn", n, x)
 
 
+@special(domain=(0.5, 6.0), samples=[sample(2, (2, 3)), sample(3, (2, 3)), sample(0, ())])
+def yn(n: Array, x: Array) -> Array:
+    """Bessel function of the second kind, of a whole order n; -∞ at 0; no derivative by n.
+
+    >>> print(float(yn(2, 1.0)).__round__(4))
+    -1.6507
+    """
+    return evaluate("yn", n, x)
+
+
 @special(domain=(0.5, 4.0), samples=[sample(2, (2, 3)), sample(0.5, (2, 3)), sample(0, ())])
 def iv(v: Array, z: Array) -> Array:
     """Modified Bessel function of the first kind of order v; no derivative by v; on the CPU alone.
@@ -651,6 +689,7 @@ i1 .defvjp(lambda g, x: g * (i0(x) + bessel(x, 2, 1)) / 2)
 i0e.defvjp(lambda g, x: -g * sign(x) * decaying(x, 1))
 i1e.defvjp(lambda g, x: g * (decaying(x, 2) - decaying(x, 1)))
 jn .defvjp(_refuse("jn", "n"), lambda g, n, x: g * (jn(n - 1, x) - jn(n + 1, x)) / 2)
+yn .defvjp(_refuse("yn", "n"), lambda g, n, x: g * (yn(n - 1, x) - yn(n + 1, x)) / 2)
 iv .defvjp(_refuse("iv", "v"), lambda g, v, z: g * (iv(v - 1, z) + iv(v + 1, z)) / 2)
 ive.defvjp(_refuse("ive", "v"), lambda g, v, z: g * sign(z) * ive_slope(v, z, 1))
 # fmt: on

@@ -15,6 +15,7 @@ from alternate import median_interval
 from compare import quartiles
 from engines import ENGINES
 from harness.configs import Config, batches, initial_weights
+from small import operations, with_autograd, with_minigrad, works
 
 from minigrad.machine import allocator
 
@@ -77,3 +78,19 @@ def test_the_interval_of_few_values_is_the_whole_line() -> None:
 
 def test_quartiles() -> None:
     assert quartiles([5.0, 1.0, 2.0, 4.0, 3.0]) == [2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("name", works(0.02))
+def test_small_work_is_the_same_in_minigrad_and_autograd(name: str) -> None:
+    pytest.importorskip("autograd")
+    work = works(0.02)[name]
+    ours, theirs = with_minigrad(work)(), with_autograd(work)()
+    assert [np.shape(result) for result in ours] == [np.shape(result) for result in theirs]
+    for got, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", operations())
+def test_recorded_operations_are_the_same_in_minigrad_and_torch(name: str) -> None:
+    for got, expected in zip(*(run() for run in operations()[name]), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4)

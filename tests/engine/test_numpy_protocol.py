@@ -46,7 +46,6 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "masked": lambda x: np.ma.masked_array(x, [True, False, False]),
     "polyval": lambda x: np.polynomial.Polynomial([1.0, 2.0])(np.asarray(x)),
     "random": lambda x: np.random.default_rng(0).normal(x),
-    "interp": lambda x: np.interp(x, [0.0, 2.0], [0.0, 1.0]),
     "apply_along_axis": lambda x: np.apply_along_axis(lambda v: v * 2, 0, x),
     "matmul method": lambda x: A @ np.array(x),
     "math.exp in a transform": lambda x: math.exp(x[0]),
@@ -163,7 +162,7 @@ def test_every_function_of_numpy_is_right_or_refused(name: str, function: Any) -
             plain = function(*arrays_to(arguments, np.copy))
         except Exception:  # no call of this function
             continue
-        if any(np.isnan(part).any() for part in floats_in(plain)):
+        if not all(np.isfinite(part).all() for part in floats_in(plain)):
             continue
         tensors: list[mg.Tensor] = []
 

@@ -34,7 +34,7 @@ PARTS = {
     *("add_at", "clip_to_numbers", "einsum_explicit", "linear_recurrence", "pad_constant", "root_sum_power"),
     *("root_sum_square", "transfer", "gaussian", "normal_density", "normal_distribution", "one_minus_square"),
     *("over_cosh_square", "over_one_plus_square", "root_one_minus_square", "share"),
-    *("add_windows", "bessel", "decaying", "ive_slope", "polygamma_step", "scaled_tail"),
+    *("add_windows", "bessel", "decaying", "ive_slope", "polygamma_step", "scaled_tail", "sinc_slope"),
     *("solve_columns", "substitute", "sign_and_log", "orthogonal_triangle"),
     *("eigen", "eigenvalues", "singular", "cofactors", "least_squares", "nuclear", "polar"),
 }

@@ -68,6 +68,7 @@ FORMULAS: dict[str, Any] = {
     "arctan": sympy.atan(x),
     "arctan2": sympy.atan2(x, y),
     "arctanh": sympy.log((1 + x) / (1 - x)) / 2,
+    "cbrt": _pick(sympy.root(_size, 3), x > 0, -sympy.root(_size, 3)),
     "ceil": _ceil(x),
     "cos": sympy.cos(x),
     "cosh": sympy.cosh(x),
@@ -89,6 +90,9 @@ FORMULAS: dict[str, Any] = {
     "log1p": sympy.log(1 + x),
     "log2": sympy.log(x) / sympy.log(2),
     "logaddexp": sympy.Piecewise((y, y - x > 3000), (x, x - y > 3000), (x + _log1p(sympy.exp(y - x)), True)),
+    "logaddexp2": sympy.Piecewise(
+        (y, y - x > 4300), (x, x - y > 4300), (x + _log1p(2 ** (y - x)) / sympy.log(2), True)
+    ),
     "maximum": _pick(x, x > y, y),
     "minimum": _pick(x, x < y, y),
     "multiply": x * y,
@@ -110,6 +114,8 @@ FORMULAS: dict[str, Any] = {
     "sign": _pick(sympy.Integer(1), x > 0, sympy.Integer(-1)),
     "silu": _settled(_zero, x * _logistic, x),
     "sin": sympy.sin(x),
+    "sinc": sympy.sin(sympy.pi * x) / (sympy.pi * x),
+    "sinc_slope": sympy.diff(sympy.sin(sympy.pi * x) / (sympy.pi * x), x),
     "sinh": sympy.sinh(x),
     "softplus": _settled(_zero, sympy.log(1 + sympy.exp(x)), x),
     "sqrt": sympy.sqrt(x),
@@ -290,7 +296,7 @@ def derivatives(arguments: int) -> list[list[tuple[int, ...]]]:
 
 WITHOUT_FORMULA = {"isfinite", "isinf", "isnan"}  # their results are booleans
 ONE_ARGUMENT = {"ceil", "nan_to_num", "round", "sign", "where"}  # the others are no numbers to differentiate by
-EXTRAS: dict[str, tuple[Any, ...]] = {"gelu tanh": ("tanh",), **exact_special.EXTRAS}
+EXTRAS: dict[str, tuple[Any, ...]] = {"gelu tanh": ("tanh",), "sinc_slope": (1,), **exact_special.EXTRAS}
 
 
 @dataclass(frozen=True)
@@ -348,6 +354,9 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {  # above 4 units, by order 
     ("gelu tanh", 0): (8, _MAGNIFIED),
     ("gelu tanh", 1): (8, _MAGNIFIED),
     ("gelu tanh", 2): (16, _MAGNIFIED),
+    "logaddexp2": sympy.Piecewise(
+        (y, y - x > 4300), (x, x - y > 4300), (x + _log1p(2 ** (y - x)) / sympy.log(2), True)
+    ),
     **exact_special.LIMITS,
 }
 

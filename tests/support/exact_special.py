@@ -100,6 +100,7 @@ FORMULAS: dict[str, Any] = {
     "ndtri": -sqrt(2) * erfcinv_(2 * x),
     "polygamma 0": digamma(x),
     "polygamma 1": polygamma(1, x),
+    "rgamma": 1 / gamma(x),
     "polygamma_step 0": digamma(x + y) - digamma(x),
     "polygamma_step 1": polygamma(1, x + y) - polygamma(1, x),
     "rel_entr": x * log(x / y),
@@ -109,10 +110,11 @@ FORMULAS: dict[str, Any] = {
     "xlogy": x * log(y),
     "y0": bessely(0, x),
     "y1": bessely(1, x),
+    "yn": bessely(3, x),
     "zeta": sympy.zeta(_half, x),
 }
 LEADING: dict[str, tuple[Any, ...]] = {  # arguments before the one that varies
-    "betainc": (2.5, 1.5), "jn": (3,), "polygamma 0": (0,), "polygamma 1": (1,), "stdtr": (3,),
+    "betainc": (2.5, 1.5), "jn": (3,), "polygamma 0": (0,), "polygamma 1": (1,), "stdtr": (3,), "yn": (3,),
     **dict.fromkeys(["gammainc", "gammaincc", "iv", "ive", "ive_slope", "zeta"], (2.5,)),
 }  # fmt: skip
 EXTRAS: dict[str, tuple[Any, ...]] = {  # and behind it
@@ -133,13 +135,13 @@ DOMAIN: dict[str, Any] = {
     "xlogy": lambda x, y: y > 0,
     "xlog1py": lambda x, y: y > -1,
     **dict.fromkeys(["gammaln", "digamma", "polygamma 0", "polygamma 1"], _between(0, 1e15)),
-    **dict.fromkeys(["gamma", "zeta"], _between(1e-30, 170)),
+    **dict.fromkeys(["gamma", "rgamma", "zeta"], _between(1e-30, 170)),
     **dict.fromkeys(["beta"], _between(1e-4, 1e3)),
     **dict.fromkeys(["betaln", "polygamma_step 0", "polygamma_step 1"], _between(1e-8, 1e6)),
     **dict.fromkeys(["gammainc", "gammaincc"], _between(1e-10, 700)),
     **dict.fromkeys(["i0", "i1", "iv", "bessel I2"], _between(1e-8, 300)),
     **dict.fromkeys(["i0e", "i1e", "ive", "ive_slope", "decaying 0"], _between(1e-8, 1e3)),
-    **dict.fromkeys(["j0", "j1", "jn", "y0", "y1", "bessel J2"], _between(1e-8, 60)),
+    **dict.fromkeys(["j0", "j1", "jn", "y0", "y1", "yn", "bessel J2"], _between(1e-8, 60)),
     **dict.fromkeys(["erfcx", "scaled_tail 1"], _between(-20, 1e3)),
     "stdtr": _between(-1e6, 1e6),
     **dict.fromkeys(["erfc", "ndtr"], _between(-30, 40)),

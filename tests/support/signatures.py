@@ -61,7 +61,7 @@ def stub(module: ModuleType) -> str:
     found = [(name, thing) for name, thing in sorted(vars(module).items()) if callable(thing) and name[0] != "_"]
     found = [(name, thing) for name, thing in found if not thing.__module__.startswith(TOOLS)]
     own = {name for name, thing in found if REGISTRY.get(name) is thing or thing.__module__ == module.__name__}
-    other = [f"from {thing.__module__} import {name} as {name}" for name, thing in found if name not in own]
+    other = [f"from {thing.__module__} import {thing.__name__} as {name}" for name, thing in found if name not in own]
     starred = [f"__all__ = {sorted(module.__all__)}".replace("'", '"'), ""] if hasattr(module, "__all__") else []
     lines = [signature(thing, name) for name, thing in found if name in own]
     return HEADER.format(name=module.__name__) + "\n".join([*sorted(other), "", *starred, *lines]) + "\n"

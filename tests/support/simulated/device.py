@@ -26,11 +26,11 @@ from support.simulated import cublas, kernels
 DEVICES = 2
 # fmt: off
 UFUNCS = {
-    "abs", "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "ceil", "copysign",
-    "cos", "cosh", "divide", "exp", "exp2", "expm1", "floor", "fmax", "fmin", "fmod", "hypot", "isfinite",
-    "isinf", "isnan", "ldexp", "log", "log10", "log1p", "log2", "logaddexp", "maximum", "minimum", "multiply",
-    "negative", "power", "remainder", "sign", "sin", "sinh", "sqrt", "square", "subtract", "tan", "tanh",
-    "trunc", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "equal", "not_equal", "less",
+    "abs", "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "cbrt", "ceil",
+    "copysign", "cos", "cosh", "divide", "exp", "exp2", "expm1", "floor", "fmax", "fmin", "fmod", "hypot", "isfinite",
+    "isinf", "isnan", "ldexp", "log", "log10", "log1p", "log2", "logaddexp", "logaddexp2", "maximum", "minimum",
+    "multiply", "negative", "power", "remainder", "rint", "sign", "sin", "sinh", "sqrt", "square", "subtract", "tan",
+    "tanh", "trunc", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "equal", "not_equal", "less",
     "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_not", "logical_xor",
     "invert", "left_shift", "right_shift", "floor_divide", "true_divide", "absolute", "positive",
 }
@@ -42,6 +42,7 @@ FUNCTIONS = {
     "allclose": "a b rtol atol equal_nan",
     "argmax": "a axis dtype out keepdims",
     "argmin": "a axis dtype out keepdims",
+    "argpartition": "a kth axis",
     "argsort": "a axis kind",
     "array_equal": "a1 a2 equal_nan",
     "bincount": "x weights minlength",
@@ -75,11 +76,13 @@ FUNCTIONS = {
     "reshape": "a newshape order",
     "round": "a decimals out",
     "searchsorted": "a v side sorter",
+    "sort": "a axis kind",
     "squeeze": "a axis",
     "stack": "tup axis out dtype casting",
     "sum": "a axis dtype out keepdims",
     "take": "a indices axis out",
     "transpose": "a axes",
+    "unwrap": "p discont axis period",
     "var": "a axis dtype out ddof keepdims",
     "where": "condition x y",
     "zeros_like": "a dtype order subok shape",
@@ -605,7 +608,7 @@ cupy = _module()
 
 SPECIAL = """
     beta betainc betaln digamma entr erf erfc erfcinv erfcx erfinv gamma gammainc gammaincc gammaln i0 i0e i1 i1e j0 j1
-    log_ndtr logit ndtr ndtri rel_entr xlog1py xlogy y0 y1 zeta
+    log_ndtr logit ndtr ndtri rel_entr rgamma xlog1py xlogy y0 y1 yn zeta
 """
 
 

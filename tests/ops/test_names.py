@@ -1,0 +1,197 @@
+"""What NumPy's further names promise beyond the generated tests: lists with tensors, aliases, constants, ties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigrad as mg
+from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
+from minigrad.ops.names import ALIASES
+
+X = np.array([0.7, 1.3, 0.4])
+
+
+def leaf(x: Any = X, dtype: Any = None) -> mg.Tensor:
+    return mg.Tensor(x, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_an_alias_is_its_original(alias: str) -> None:
+    """So its tests are those of the original; and NumPy has the name, with the same numbers."""
+    assert getattr(mg, alias) is getattr(mg, ALIASES[alias])
+    assert alias in mg.__all__
+    theirs = getattr(np, alias)
+    arguments = {"concat": ([X, X],), "acosh": (X + 1,)}.get(alias, (X / 2, X)[: getattr(theirs, "nin", 1)])
+    np.testing.assert_allclose(getattr(mg, alias)(*arguments), theirs(*arguments), rtol=1e-14)
+
+
+# ---- lists with tensors in them -------------------------------------------------------------------------------------
+
+LISTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {  # of a tensor x, and of an array
+    "array": (lambda x: mg.array([[x[0], 2.0], [x[1] * x[2], 0]]), lambda x: [[x[0], 2], [x[1] * x[2], 0]]),
+    "asarray": (lambda x: mg.asarray([x[0], x[2]]), lambda x: [x[0], x[2]]),
+    "array of rows": (lambda x: mg.array([x, x * 2, X]), lambda x: [x, x * 2, X]),
+    "stack of lists": (lambda x: mg.stack([[x[0], x[1]], [x[2], 1.0]], 1), lambda x: [[x[0], x[2]], [x[1], 1.0]]),
+    "concatenate of lists": (lambda x: mg.concatenate([[x[0], x[1]], x]), lambda x: [x[0], x[1], *x]),
+    "mean": (lambda x: mg.mean([x[0], x[1]]), lambda x: np.mean(x[:2])),
+    "std": (lambda x: mg.std([x[0], x[1], x[2]]), np.std),
+    "var": (lambda x: mg.var([x, 3 * x], 0), lambda x: np.var([x, 3 * x], 0)),
+    "norm": (lambda x: mg.norm([x, x]), lambda x: np.sqrt(2) * np.linalg.norm(x)),
+    "norm of linalg": (lambda x: mg.linalg.norm([x[0], x[1]]), lambda x: np.hypot(x[0], x[1])),
+    "sum in places": (lambda x: mg.sum([x, x], 0), lambda x: x + x),
+    "exp": (lambda x: mg.exp([x[0], 1.0]), lambda x: np.exp([x[0], 1.0])),
+    "dot": (lambda x: mg.dot([x[0], x[1]], [x[1], x[2]]), lambda x: x[0] * x[1] + x[1] * x[2]),
+    "hstack": (lambda x: mg.hstack([x[0], x]), lambda x: [x[0], *x]),
+    "beside a tensor": (lambda x: mg.add(x, [x[0], 1.0, x[2]]), lambda x: x + np.array([x[0], 1.0, x[2]])),
+}
+
+
+@pytest.mark.parametrize("form", LISTS)
+def test_a_list_with_tensors_keeps_the_graph(form: str) -> None:
+    ours, theirs = LISTS[form]
+    x = leaf()
+    out, wanted = ours(x), np.array(theirs(X), dtype=float)
+    assert isinstance(out, mg.Tensor)
+    np.testing.assert_allclose(out.data, wanted, rtol=1e-14)
+    up = np.cos(np.arange(wanted.size)).reshape(wanted.shape)
+    out.backward(up)
+    for place in range(3):
+        step = 1e-6 * np.eye(3)[place]
+        slope = (up * (np.array(theirs(X + step)) - np.array(theirs(X - step)))).sum() / 2e-6
+        np.testing.assert_allclose(x.grad[place], slope, atol=1e-8)
+
+
+def test_lists_of_constants_and_wrong_lists() -> None:
+    assert isinstance(mg.mean([mg.Tensor(1.0), mg.Tensor(2.0)]), mg.Tensor)
+    assert mg.array([leaf(1.0, "float32"), 1.0]).dtype == np.float32  # a Python number widens nothing
+    assert mg.array([leaf(1.0, "float32"), np.float64(1)]).dtype == np.float64
+    with pytest.raises(ShapeError, match="equal lengths"):
+        mg.array([[leaf(1.0)], [1.0, 2.0]])
+    with pytest.raises(ShapeError, match="one shape"):
+        mg.array([leaf(), 1.0])
+    with pytest.raises(DTypeError):
+        mg.array([leaf(1.0), "a"])
+    with pytest.raises(DTypeError, match=r"minigrad\.array"):
+        mg.Tensor([leaf(1.0), 1.0])  # a leaf of its own would cut the graph
+
+
+def test_array_copies_and_adds_axes() -> None:
+    given = np.ones(2)
+    assert mg.array(given).data is not given
+    assert np.shares_memory(mg.array(given, copy=False).data, given)
+    assert mg.array(2, ndmin=2).shape == (1, 1)
+    assert mg.array([1, 2], "float32").dtype == np.float32
+    x = leaf()
+    mg.array(x, ndmin=2).sum().backward()
+    assert x.grad.tolist() == [1, 1, 1]
+
+
+# ---- constants ------------------------------------------------------------------------------------------------------
+
+
+def test_constants_take_shape_dtype_and_place() -> None:
+    x = leaf(np.ones((2, 3), np.float32))
+    assert mg.zeros_like(x).dtype == np.float32
+    assert mg.ones_like(x, "int64", (2,)).tolist() == [1, 1]
+    assert mg.full_like([1, 2], 7).tolist() == [7, 7]
+    assert not mg.zeros_like(x).requires_grad
+    v = leaf(2.0)
+    (mg.full((2, 3), v) * mg.full_like(np.ones(3), v)).sum().backward()
+    assert v.grad == 6 * 2 * 2
+    assert mg.full(2, v).dtype == np.float64
+    assert mg.full(2, 1.0).dtype == np.float32
+
+
+@pytest.mark.parametrize("options", [{}, {"endpoint": False}, {"num": 1}, {"num": 0}, {"dtype": "float32"}])
+def test_linspace_of_numbers_is_numpys(options: dict[str, Any]) -> None:
+    ours, theirs = mg.linspace(-1, 3.5, **{"num": 7, **options}), np.linspace(-1, 3.5, **{"num": 7, **options})
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_array_equal(ours.data, theirs)
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_linspace_has_derivatives(axis: int) -> None:
+    a, b = leaf(X[:2]), leaf(X[1:] + 1)
+    out = mg.linspace(a, b, 5, axis=axis)
+    np.testing.assert_allclose(out.data, np.linspace(X[:2], X[1:] + 1, 5, axis=axis), rtol=1e-14)
+    share = np.linspace(0, 1, 5)
+    up = share.reshape((5, 1) if axis == 0 else (1, 5)) * np.ones(out.shape)
+    out.backward(up)
+    np.testing.assert_allclose(a.grad, np.full(2, (share * (1 - share)).sum()), rtol=1e-14)
+    np.testing.assert_allclose(b.grad, np.full(2, (share * share).sum()), rtol=1e-14)
+
+
+# ---- what samples don't reach ---------------------------------------------------------------------------------------
+
+
+def test_quantiles_are_numpys_and_have_a_slope_by_q() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 4, 5))
+    for axis in (None, 1, (0, -1)):
+        for keepdims in (False, True):
+            np.testing.assert_allclose(
+                mg.quantile(x, [0.1, 0.5], axis, keepdims), np.quantile(x, [0.1, 0.5], axis, keepdims=keepdims)
+            )
+            np.testing.assert_allclose(mg.median(x, axis, keepdims), np.median(x, axis, keepdims=keepdims), rtol=1e-15)
+    q = leaf(np.array([0.1, 0.6]))
+    mg.quantile(np.array([1.0, 2.0, 5.0]), q).sum().backward()
+    assert q.grad.tolist() == [2.0, 6.0]  # two pieces, over half of the range each
+    assert np.isnan(mg.median(np.array([1.0, np.nan])))
+    with pytest.raises(ArgumentError, match="percentile"):
+        mg.quantile(x, 50)
+
+
+def test_interp_is_numpys_at_and_between_knots() -> None:
+    xp, fp = np.array([0.0, 1.0, 3.0]), np.array([2.0, -1.0, 5.0])
+    at = np.array([-1.0, 0.0, 0.25, 1.0, 2.0, 3.0, 4.0])
+    for options in ({}, {"left": 9.0, "right": -9.0}, {"period": 2.5}):
+        np.testing.assert_allclose(mg.interp(at, xp, fp, **options), np.interp(at, xp, fp, **options), rtol=1e-15)
+    x, knots, heights = leaf(np.array([0.25])), leaf(xp), leaf(fp)
+    mg.interp(x, knots, heights).sum().backward()
+    assert (x.grad.tolist(), heights.grad.tolist()) == ([-3.0], [0.75, 0.25, 0.0])
+    assert knots.grad.tolist() == [2.25, 0.75, 0.0]
+
+
+def test_refusals_say_what_is_wrong() -> None:
+    for call, kind in (
+        (lambda: mg.select([X > 1], [X, X]), ArgumentError),
+        (lambda: mg.select([X], [X]), ArgumentError),
+        (lambda: mg.average(X, weights=[1.0, 2.0]), ShapeError),
+        (lambda: mg.average(X, weights=[1.0, -1.0, 0.0]), ArgumentError),
+        (lambda: mg.cross([1.0, 2.0], [1.0, 2.0]), ShapeError),
+        (lambda: mg.convolve(X, X, "best"), ArgumentError),
+        (lambda: mg.interp(X, X[:0], X[:0]), ShapeError),
+        (lambda: mg.gradient(X, edge_order=3), ArgumentError),
+        (lambda: mg.vsplit(X, 3), ShapeError),
+        (lambda: mg.diff(X, -1), ArgumentError),
+        (lambda: mg.stats.multivariate_normal.logpdf(X, X, np.eye(3), True), ArgumentError),
+        (lambda: mg.hstack(X, X), CallError),
+    ):
+        with pytest.raises(kind) as caught:
+            call()
+        assert caught.value.hint
+
+
+def test_densities_of_vectors_are_scipys() -> None:
+    scipy = pytest.importorskip("scipy.stats")
+    cov = np.array([[2.0, 0.3], [0.3, 1.0]])
+    ours, theirs = mg.stats.multivariate_normal, scipy.multivariate_normal
+    np.testing.assert_allclose(ours.pdf(X[:2], X[1:], cov), theirs.pdf(X[:2], X[1:], cov), rtol=1e-14)
+    np.testing.assert_allclose(ours.entropy(X[:2], cov), theirs.entropy(X[:2], cov), rtol=1e-14)
+    share, alpha = np.array([0.3, 0.7]), np.array([1.5, 2.0])
+    np.testing.assert_allclose(mg.stats.dirichlet.pdf(share, alpha), scipy.dirichlet.pdf(share, alpha), rtol=1e-13)
+    assert mg.gradcheck(lambda a: ours.entropy(None, a @ a.T), [cov])
+    assert mg.gradcheck(lambda x, a: ours.pdf(x, None, a @ a.T), [X[:2], cov])
+
+
+def test_sinc_is_exact_at_whole_numbers() -> None:
+    """π times a large number is rounded; the number is reduced first."""
+    assert mg.sinc(np.array([1.0, -7.0, 1e15])).tolist() == [0.0, 0.0, 0.0]
+    x = leaf(np.array([0.0, 1.0, 2.0]))
+    (first,) = mg.grad(mg.sinc(x).sum(), x, create_graph=True)
+    np.testing.assert_allclose(first.data, [0.0, -1.0, 0.5], atol=1e-15)
+    (second,) = mg.grad(first.sum(), x)
+    np.testing.assert_allclose(second.data, [-(np.pi**2) / 3, 2.0, -0.5], rtol=1e-14)

@@ -22,7 +22,6 @@ from minigrad.machine.parallel import scratch
 ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal, more make better matrix products,
 LONG_ROWS = 128  # and of a sequence of LONG queries the diagonal is a small part
 KEYS = 512  # keys of a block
-STRIDE = 64  # a compiled loop computes so many columns at a time, and one by one what is left of them
 TILE = 1 << 18  # scores of a block over all its heads: 1 MB of float32, which two threads share out of the L3 cache
 COPIES = 1 << 20  # numbers in the copy of k, backward of v too, that a thread works with, unless one head has more
 
@@ -288,7 +287,7 @@ def weights_of(scores: Array, spans: Array, shift: Any, sums: Any) -> bool:
     for i in range(len(scores)):
         first, last = spans[i % len(spans)]
         top = np.float32(0.0) if shift is None else shift[i]
-        row = scores[i, first // STRIDE * STRIDE : -(-last // STRIDE) * STRIDE]
+        row = scores[i, first:last]
         for j in range(row.size):
             row[j] = exp(row[j] - top)
         scores[i, :first], scores[i, last:] = 0.0, 0.0
@@ -303,8 +302,7 @@ def slopes_of(scores: Array, ds: Array, spans: Array, shift: Any, inverse: Any, 
     for i in range(len(scores)):
         first, last = spans[i % len(spans)]
         top = np.float32(0.0) if shift is None else shift[i]
-        start, stop = first // STRIDE * STRIDE, -(-last // STRIDE) * STRIDE
-        row, slopes = scores[i, start:stop], ds[i, start:stop]
+        row, slopes = scores[i, first:last], ds[i, first:last]
         factor = np.float32(1.0) if inverse is None else inverse[i]
         middle = np.float32(0.0) if mean is None else mean[i]
         for j in range(row.size):

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import os
 import sys
 import tempfile
@@ -94,7 +93,9 @@ def _numba() -> Any:
         with _state.lock:
             if _state.numba is None:
                 try:
-                    _state.numba = importlib.import_module("numba")
+                    import numba
+
+                    _state.numba = numba
                 except ModuleNotFoundError as error:
                     _state.numba = False
                     if error.name != "numba":
@@ -155,15 +156,20 @@ def loop(tile: Callable[P, T]) -> Callable[[Callable[..., object]], Callable[P, 
 
 
 ARRAYS = {np.dtype(kind) for kind in ("float32", "complex64", "intp", "uint32", "bool")}
-OTHERS = {int, float, bool, type(None)}
+OTHERS = {int, bool, type(None)}
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def _fit(args: tuple[Any, ...]) -> bool:
-    """Whether all arrays are NumPy's, contiguous and of these types."""
-    return not [
-        x for x in args
-        if not (x.flags.c_contiguous and x.dtype in ARRAYS if isinstance(x, np.ndarray) else type(x) in OTHERS)
-    ]  # fmt: skip
+    """Whether all arrays are NumPy's, contiguous and of these types, and all numbers in the range of float32."""
+    for x in args:
+        if isinstance(x, np.ndarray):
+            fits = x.flags.c_contiguous and x.dtype in ARRAYS
+        else:
+            fits = abs(x) <= LARGEST if type(x) is float else type(x) in OTHERS
+        if not fits:
+            return False
+    return True
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------------

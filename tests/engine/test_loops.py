@@ -57,7 +57,7 @@ def test_contiguous_float32_takes_the_loop_and_all_else_numpy(compiled):
     x = np.ones((4, 4), np.float32)
     assert [ran(x), ran(x[1:]), ran(x[1]), ran(np.arange(3)), ran(None), ran(2.5)] == ["loop"] * 6
     others = [x.T[:2], x[:, 1:], x[::2], x[::-1], x.astype(np.float64), x.astype(np.float16), np.asfortranarray(x)]
-    others += [x.astype(">f4"), x.astype(np.longdouble), [1.0], np.float64(1)]
+    others += [x.astype(">f4"), x.astype(np.longdouble), [1.0], np.float64(1), 1e39, np.inf]
     assert [ran(other) for other in others] == ["NumPy"] * len(others)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import minigrad as mg
+from minigrad.machine import loops
 
 
 @pytest.fixture(
@@ -12,9 +13,9 @@ import minigrad as mg
     params=["numpy", pytest.param("compiled", marks=pytest.mark.cpu_only("loops of the CPU"))],
 )
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = mg.is_compiled()
+    before = loops._state.wanted
     if request.param == "compiled":
         pytest.importorskip("numba", reason="numba is not installed")
     mg.set_compiled(request.param == "compiled")
     yield
-    mg.set_compiled(before)
+    loops._state.wanted = before  # also where numba is absent

@@ -44,7 +44,7 @@ def from_nested(value: Any) -> Any:
             leaves.append(as_operand(part, "an element of a list"))
             return ()
         mixed = any(isinstance(inner, list | tuple) for inner in part)  # then an array is the list of its rows
-        shapes = {outer(list(inner) if mixed and getattr(inner, "ndim", 0) else inner) for inner in part}
+        shapes = {outer(list(inner) if mixed and getattr(inner, "ndim", None) else inner) for inner in part}
         if len(shapes) > 1:
             raise ShapeError("nested lists of equal lengths", describe(value), "pad the shorter ones")
         return (len(part), *(shapes.pop() if shapes else ()))

@@ -30,7 +30,7 @@ QUICK = [
     "tests/engine/test_serialize.py",
     "tests/engine/test_parallel.py",
     "tests/engine/test_state_machine.py",
-    "tests/kernels/test_erf.py",
+    "tests/ops/test_erf.py",
     "tests/ops/test_extremes.py",
     "tests/ops/test_ops_edge.py",
     "tests/optim/test_schedules.py",

@@ -11,7 +11,6 @@ training/loop.py, where the optimizer and the updates are.
 from __future__ import annotations
 
 import math
-import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import numpy as np
 from text import corpus as texts
 from text.corpus import Corpus, RandomBlocks
 from text.hf_export import HfExport
-from text.tokenizers import NAMES, TOKENIZER, Ids, encode_prompt
+from text.tokenizers import MADE, TOKENIZER, Ids, encode_prompt
 from training import loop as training_loop
 from training.console import run_program
 from training.flags import (
@@ -35,8 +34,8 @@ from training.flags import (
     flag,
     fraction,
     integer,
+    kept_path,
     not_negative,
-    path,
     text,
     transient_flag,
 )
@@ -60,7 +59,7 @@ class Config(TrainingFlags):
 
     data: tuple[str, ...] | None = changeable_flag(
         None,
-        path,
+        kept_path,
         "UTF-8 text files, or one .npy or .bin file of token ids (default: ten of Shakespeare's plays)",
         many=True,
     )
@@ -86,17 +85,9 @@ class Config(TrainingFlags):
     sample_tokens: int = changeable_flag(300, integer(0, 10**6), "tokens in a sample")
     prompt: str | None = changeable_flag(None, text, "beginning of the samples (default: a new line)")
     export_hf: str | None = transient_flag(
-        None, path, "folder to write the final model to, for Hugging Face's transformers"
+        None, kept_path, "folder to write the final model to, for Hugging Face's transformers"
     )
     temperature: float = changeable_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.data is not None:
-            self.data = tuple(map(os.path.abspath, self.data))
-        if self.tokenizer not in (None, *NAMES):
-            self.tokenizer = os.path.abspath(self.tokenizer)
-        self.export_hf = self.export_hf and os.path.abspath(self.export_hf)
 
     @property
     def files(self) -> list[Path]:
@@ -118,7 +109,7 @@ class Config(TrainingFlags):
 
     def check_new(self) -> list[str]:
         """Whether the tokenizer can be read; a continued run has it in its checkpoint."""
-        missing = self.tokenizer not in (None, *NAMES) and not Path(self.tokenizer).is_file()
+        missing = self.tokenizer and self.tokenizer not in MADE and not Path(self.tokenizer).is_file()
         return [f"--tokenizer: expected {TOKENIZER.expected}, got {self.tokenizer}: no such file"] if missing else []
 
 

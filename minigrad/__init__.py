@@ -39,6 +39,7 @@ from minigrad.instruments.profiling import profile
 from minigrad.kernels.operations import log_softmax, softmax
 from minigrad.linalg import matrix_transpose
 from minigrad.machine import allocator, parallel
+from minigrad.machine.loops import is_compiled, set_compiled
 from minigrad.machine.parallel import get_num_threads, set_num_threads
 from minigrad.messages.habits import module_names
 from minigrad.ops import *
@@ -58,10 +59,10 @@ __all__ = [
     "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "draw", "elementwise", "elementwise_grad",
     "enable_grad", "errors",
     "eye", "from_dlpack", "full", "full_like", "functional", "fused", "get_num_threads", "grad", "gradcheck",
-    "gradgradcheck", "hessian", "hvp", "i0", "is_grad_enabled", "jacobian", "jvp", "linalg", "linspace", "load",
-    "load_metadata", "log_softmax", "matrix_transpose", "memory_summary", "no_grad", "ones", "ones_like", "parallel",
-    "primitive", "profile", "random", "sample", "save", "set_num_threads", "softmax", "special", "stats", "tensor",
-    "track_memory", "value_and_grad", "vjp", "zeros", "zeros_like",
+    "gradgradcheck", "hessian", "hvp", "i0", "is_compiled", "is_grad_enabled", "jacobian", "jvp", "linalg",
+    "linspace", "load", "load_metadata", "log_softmax", "matrix_transpose", "memory_summary", "no_grad", "ones",
+    "ones_like", "parallel", "primitive", "profile", "random", "sample", "save", "set_compiled", "set_num_threads",
+    "softmax", "special", "stats", "tensor", "track_memory", "value_and_grad", "vjp", "zeros", "zeros_like",
 ]
 # fmt: on
 __all__ += ops.__all__

@@ -1,4 +1,4 @@
-"""Layers, built from minigrad's primitives alone: from Linear and Conv2d to language models and the encoder-decoder.
+"""Layers, from Linear and Conv2d to language models and the encoder-decoder.
 
 >>> import minigrad as mg
 >>> import nn
@@ -14,7 +14,7 @@ from minigrad.messages.habits import module_names
 from . import functional
 from .activation import GELU, GLU, Dropout, Flatten, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from .attention import MultiHeadAttention
-from .batch_norm import BatchNorm1d, BatchNorm2d, GroupNorm
+from .batch_norm import BatchNorm1d, BatchNorm2d
 from .batches import batches
 from .beam_search import Beam, beam_search
 from .cache import KVCache
@@ -38,7 +38,7 @@ from .linear import Embedding, Linear
 from .llama import load_llama, save_llama
 from .masks import causal_mask, pad_sequences, padding_mask
 from .module import Module
-from .normalization import LayerNorm, RMSNorm
+from .normalization import GroupNorm, LayerNorm, RMSNorm
 from .parameter import Parameter
 from .positional import RotaryEmbedding, SinusoidalPositionalEncoding
 from .sampling import next_token_probabilities

@@ -10,12 +10,15 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, array_module, is_on_gpu
 from minigrad.errors import ArgumentError
+from minigrad.machine.loops import loop
 from minigrad.tensor import Tensor
 from . import gpu
 from .optimizer import Group, Optimizer, OutOfRange, Update
 
 # For a number of 4 or 8 bytes: an eps beside which the root of a square too small for it doesn't count.
 FAINT = {info.dtype.itemsize: math.sqrt(info.tiny) / float(info.eps) for info in map(np.finfo, ("float32", "float64"))}
+
+FAINT_EPS, LARGEST = FAINT[4], 1e19  # of float32, for the loop: what is beyond them is left to NumPy
 
 
 class Adam(Optimizer):
@@ -70,34 +73,13 @@ class Adam(Optimizer):
         root = math.sqrt(1 - beta2**step)
         rate = lr * root / (1 - beta1**step)
 
+        coupled = decay and not self.decoupled
+        keep = 1 - lr * decay if decay and self.decoupled else 1.0
+
         def move(w: Array, g: Array, m: Array, v: Array, begun: bool = False) -> None:
-            xp = array_module(w)
             g = g if g.dtype == v.dtype else g.astype(v.dtype)
-            s = xp.empty_like(v)  # the only temporary
-            if decay and not self.decoupled:
-                g = g + xp.multiply(w, decay, out=s)
-            if not begun:
-                if decay and self.decoupled:
-                    w *= 1 - lr * decay
-                m *= beta1
-                m += xp.multiply(g, 1 - beta1, out=s)
-            try:  # NumPy looks for overflow in any case
-                with np.errstate(over="raise", under="raise" if eps * root < FAINT.get(v.itemsize, 0) else "ignore"):
-                    xp.multiply(g, g, out=s)
-                    s *= 1 - beta2
-            except FloatingPointError:
-                raise OutOfRange from None
-            if xp is not np and v.itemsize == 4:  # arrays that the kernel doesn't take: the host looks, and waits
-                faint = eps * root < FAINT[4] and (s < np.finfo(np.float32).tiny) & (g != 0)
-                if bool((~xp.isfinite(s) & xp.isfinite(g) | faint).any()):
-                    raise OutOfRange
-            v *= beta2
-            v += s
-            xp.sqrt(v, out=s)
-            s += eps * root
-            xp.divide(m, s, out=s)
-            s *= rate
-            w -= s
+            g = g + w * decay if coupled else g
+            adam(w, g, m, v, keep, beta1, 1 - beta1, beta2, 1 - beta2, eps * root, rate, begun)
 
         return move
 
@@ -140,6 +122,55 @@ class Adam(Optimizer):
             if v is not None and v.itemsize == 8 and accumulator(param.dtype).itemsize == 4 and is_on_gpu(v):
                 found["exp_avg_sq"] = gpu.kept(v)
         return state
+
+
+def _adam(
+    w: Array, g: Array, m: Array, v: Array, keep: float, beta1: float, rest1: float, beta2: float, rest2: float,
+    eps: float, rate: float, begun: bool,
+) -> None:  # fmt: skip
+    xp = array_module(w)
+    s = xp.empty_like(v)  # the only temporary
+    if not begun:
+        if keep != 1:
+            w *= keep
+        m *= beta1
+        m += xp.multiply(g, rest1, out=s)
+    try:  # NumPy looks for overflow in any case
+        with np.errstate(over="raise", under="raise" if eps < FAINT.get(v.itemsize, 0) else "ignore"):
+            xp.multiply(g, g, out=s)
+            s *= rest2
+    except FloatingPointError:
+        raise OutOfRange from None
+    if xp is not np and v.itemsize == 4:  # arrays that the kernel doesn't take: the host looks, and waits
+        faint = eps < FAINT[4] and (s < np.finfo(np.float32).tiny) & (g != 0)
+        if bool((~xp.isfinite(s) & xp.isfinite(g) | faint).any()):
+            raise OutOfRange
+    v *= beta2
+    v += s
+    xp.sqrt(v, out=s)
+    s += eps
+    xp.divide(m, s, out=s)
+    s *= rate
+    w -= s
+
+
+@loop(_adam)
+def adam(
+    w: Array, g: Array, m: Array, v: Array, keep: float, beta1: float, rest1: float, beta2: float, rest2: float,
+    eps: float, rate: float, begun: bool,
+) -> Any:  # fmt: skip
+    """A tile's step: w keeps the share ``keep``, and moves by rate · m / (√v + eps)."""
+    weight, slope, mean, square = w.ravel(), g.ravel(), m.ravel(), v.ravel()
+    strange = begun or eps < FAINT_EPS
+    for i in range(slope.size):
+        strange |= not abs(slope[i]) < LARGEST
+    if strange:
+        return False
+    for i in range(slope.size):
+        mean[i] = beta1 * mean[i] + rest1 * slope[i]
+        square[i] = beta2 * square[i] + rest2 * (slope[i] * slope[i])
+        weight[i] = keep * weight[i] - rate * (mean[i] / (np.sqrt(square[i]) + eps))
+    return True
 
 
 class AdamW(Adam):

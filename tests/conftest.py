@@ -17,6 +17,7 @@ from support.simulated.default_device import make_default
 import minigrad as mg
 from minigrad.engine import core
 from minigrad.engine.recording import current
+from minigrad.machine import loops
 
 settings.register_profile("dev", max_examples=25, deadline=None)
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
@@ -59,6 +60,7 @@ def _modes() -> dict[str, Any]:
         "mode": core.mode(),
         "observers": list(core.observers),
         "threads": mg.get_num_threads(),
+        "compiled": loops._state.wanted,
         "errstate": np.geterr(),
     }
 
@@ -82,5 +84,6 @@ def sealed() -> Iterator[None]:
     core.observers[:] = modes["observers"]
     current.set(modes["mode"])
     mg.set_num_threads(modes["threads"])
+    loops._state.wanted = modes["compiled"]
     np.seterr(**modes["errstate"])
     assert left == modes, "the test left a mode of the process changed"

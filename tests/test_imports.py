@@ -32,7 +32,11 @@ LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
 ALIASES = {"minigrad/nn.py", "minigrad/optim.py"}  # of the packages, for people who have others of these names
 BELOW = {"minigrad": {"minigrad"}, "nn": {"minigrad", "nn"}, "optim": {"minigrad", "optim"}}
 AT_IMPORT = {*sys.stdlib_module_names, "numpy", "safetensors", "threadpoolctl"}
-WHEN_USED = {"cupy": "minigrad/backend.py", "ml_dtypes": "minigrad/backend.py"}  # and the one file that imports it
+WHEN_USED = {  # and the one file that imports it
+    "cupy": "minigrad/backend.py",
+    "ml_dtypes": "minigrad/backend.py",
+    "numba": "minigrad/machine/loops.py",
+}
 FILES = sorted(p.relative_to(ROOT) for folder in BELOW for p in (ROOT / folder).rglob("*.py"))
 
 

@@ -42,17 +42,18 @@ def check_machine(task: Task) -> Iterator[Row]:
     yield from task.rows((what, told(call)) for what, call in calls.items())
 
 
-SUITE = {
-    "kernels, products": ["test_kernels.py", "test_batched_products.py", "test_optim_on_gpu.py"],
-    "training, precision": ["test_training_on_gpu.py", "test_autocast.py", "test_arguments_on_gpu.py"],
-    **{
-        f"operations, {dtype}": ["test_registry_on_gpu.py", "-k", pattern]
-        for dtype, pattern in (
-            *(("float32", "float32"), ("float64", "float64")),
-            *(("float16", "float16 and not bfloat16"), ("bfloat16", "bfloat16")),
-        )
-    },
-}
+OF_THE_HOST = {"test_compiled.py", "test_gpu_check.py", "test_simulated.py"}  # they launch nothing on a real GPU
+DTYPES = {name: name for name in ("float32", "float64", "bfloat16")} | {"float16": "float16 and not bfloat16"}
+
+
+def suite() -> dict[str, list[str]]:
+    """What pytest is told, for each process: operations in one dtype, or a third of the other files of tests/gpu."""
+    runs = {f"operations, {dtype}": ["test_registry_on_gpu.py", "-k", pattern] for dtype, pattern in DTYPES.items()}
+    others = {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")} - {"test_registry_on_gpu.py"}
+    others -= OF_THE_HOST
+    for third in (sorted(others)[k::3] for k in range(3)):
+        runs[", ".join(name[5:-3].removesuffix("_on_gpu") for name in third)] = third
+    return runs
 
 
 def check_suite(task: Task) -> Iterator[Row]:
@@ -61,7 +62,7 @@ def check_suite(task: Task) -> Iterator[Row]:
     command += ["-p", "no:benchmark", "--device", "cuda"]  # pytest-benchmark turns its warnings into errors
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
         running = {}
-        for k, (label, (name, *rest)) in enumerate(SUITE.items()):
+        for k, (label, (name, *rest)) in enumerate(suite().items()):
             log = files.enter_context(open(Path(folder, f"{k}.log"), "w+"))
             arguments = [f"tests/gpu/{part}" if part.endswith(".py") else part for part in (name, *rest)]
             running[label] = subprocess.Popen([*command, *arguments], cwd=ROOT, stdout=log, stderr=log), log

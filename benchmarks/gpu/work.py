@@ -39,13 +39,14 @@ class Kernel(NamedTuple):
 
 
 def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) -> list[Kernel]:
-    """Each fused operation, forward and backward."""
+    """Each operation that has kernels of its own on a GPU, forward and backward."""
     n, size = batch * length, d // heads
     rows, ids = (batch, length, d), np.random.default_rng(0).integers(0, vocab, (batch, length))
     split = (batch, heads, length, size)
     angles = np.outer(np.arange(length), np.ones(size // 2)).astype(np.float32)
     cos, sin = np.cos(angles), np.sin(angles)
     rope = lambda x: F.apply_rope(x, mg.asarray(cos, device=x.device), mg.asarray(sin, device=x.device))
+    head = lambda x, w: F.linear_cross_entropy(x, w, ids)
     attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     padding = np.arange(length) < np.linspace(length / 2, length, batch)[:, None, None, None]
 
@@ -59,6 +60,7 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
         Kernel("rms_norm", (rows, (d,)), lambda x, w: F.rms_norm(x, None, w), 5 * n * d),
         Kernel("layer_norm", (rows, (d,), (d,)), lambda x, w, b: F.layer_norm(x, None, w, b), 5 * n * d),
         Kernel("swiglu", ((n, d_ff), (n, d_ff)), F.swiglu, 8 * n * d_ff),
+        Kernel("silu", ((n, d_ff),), F.silu, 5 * n * d_ff),
         Kernel("gelu", ((n, d_ff),), F.gelu, 5 * n * d_ff),
         Kernel("relu", ((n, d_ff),), F.relu, 5 * n * d_ff),
         Kernel("dropout", (rows,), lambda x: F.dropout(x, 0.1, generator=0), 4 * n * d),
@@ -67,6 +69,7 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
         Kernel("apply_rope", (split,), rope, 4 * n * d),
         Kernel("embedding", ((vocab, d),), lambda w: F.embedding(ids, w), 3 * n * d + vocab * d),
         Kernel("cross_entropy", ((n, vocab),), lambda x: F.cross_entropy(x, ids.reshape(-1)), 3 * n * vocab),
+        Kernel("linear_cross_entropy", (rows, (vocab, d)), head, 2 * (n + vocab) * d, 6 * n * vocab * d),
         Kernel("attention", (split, split, split), attend, 12 * n * d, 7 * products),
         Kernel("attention with padding and dropout", (split,) * 3, attend_padded, 12 * n * d, 7 * products),
         Kernel("linear", (rows, (d_ff, d)), F.linear, 3 * n * (d + d_ff), 6 * n * d * d_ff),

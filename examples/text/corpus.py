@@ -17,7 +17,7 @@ import numpy as np
 from training.flags import raise_any
 
 from minigrad.errors import ArgumentError, FileFormatError, IndexRangeError
-from text.tokenizers import BpeTokenizer, ByteTokenizer, CharTokenizer, Ids, IdTokenizer, Tokenizer, tokenizer_from_json
+from text.tokenizers import MADE, BpeTokenizer, Ids, IdTokenizer, Tokenizer, tokenizer_from_json
 
 SHAKESPEARE = Path(__file__).parents[1] / "data" / "shakespeare.txt"
 TOKEN_FILES = (".npy", ".bin")
@@ -80,7 +80,7 @@ def reading_problems(paths: Sequence[Path], tokenizer: str | None, vocab_size: i
     ids = [path for path in paths if is_token_file(path)]
     if ids and len(paths) > 1:
         problems.append(f"--data: expected text files, or one token file, got {len(paths)} files with {ids[0]}")
-    elif ids and tokenizer in ("char", "bpe"):
+    elif ids and tokenizer in MADE.keys() - {"byte"}:
         problems.append(f"--tokenizer: {tokenizer} is made from a text, and {ids[0]} holds token ids; {OF_IDS}")
     elif ids and (tokenizer is None) == (vocab_size is None):
         problems.append(f"--vocab-size: expected one thing that says which ids {ids[0]} may hold; {OF_IDS}")
@@ -93,12 +93,8 @@ def reading_problems(paths: Sequence[Path], tokenizer: str | None, vocab_size: i
 
 
 def _make_tokenizer(name: str | None, vocab_size: int | None, text: str, training: str) -> Tokenizer:
-    if name is None or name == "byte":
-        return ByteTokenizer()
-    if name == "char":
-        return CharTokenizer(text)
-    if name == "bpe":
-        return BpeTokenizer.trained(training, vocab_size or 1024)
+    if name is None or name in MADE:
+        return MADE[name or "byte"](text, training, vocab_size)
     path = Path(name)
     return BpeTokenizer(_read_text(path), path)
 

@@ -10,7 +10,7 @@ from training.flags import raise_any
 import nn
 from minigrad.serialize import write_whole
 from nn.llama import prepared
-from text.tokenizers import Tokenizer, tokenizers_library
+from text.tokenizers import Tokenizer
 
 MODEL = ("meta.json", "config.json", "tokenizer.json", "tokenizer_config.json")
 WEIGHTS = (".safetensors", ".bin", ".gguf")
@@ -33,7 +33,7 @@ class HfExport:
             got = f"{folder}, which holds {held[0]}; take another folder, or --overwrite with --resume"
             raise_any([f"--export-hf: expected a folder without a model, got {got}"])
         self.folder = prepared(folder)
-        self.tokenizer = hf_tokenizer(tokenizer)
+        self.tokenizer = tokenizer.hf_json()
 
     def write(self, model: nn.TransformerLM) -> str:
         """Write the files; a line for people that says so."""
@@ -50,40 +50,3 @@ class HfExport:
         write_whole(self.folder / "tokenizer.json", self.tokenizer.encode())
         write_whole(self.folder / "tokenizer_config.json", (json.dumps(settings, indent=2) + "\n").encode())
         return f"exported to {self.folder}, for AutoModelForCausalLM and AutoTokenizer"
-
-
-def hf_tokenizer(tokenizer: Tokenizer) -> str | None:
-    """The tokenizer.json that gives the ids of ``tokenizer``; None for one that knows no text.
-
-    Bytes and characters are a byte-pair encoding without merges. One difference is left: a character that the training
-    text doesn't have is an error of ours, while the tokenizers library passes over it.
-    """
-    form = tokenizer.as_json()
-    if form["kind"] == "ids":
-        return None
-    if form["kind"] == "bpe":
-        return str(form["tokenizer"])
-    library = tokenizers_library()
-    if form["kind"] == "byte":
-        vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
-        made = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))
-        made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.decoder = library.decoders.ByteLevel()
-    else:
-        vocabulary = {character: i for i, character in enumerate(form["characters"])}
-        made = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))
-        made.decoder = library.decoders.Fuse()
-    return str(made.to_str())
-
-
-def byte_characters() -> list[str]:
-    """The printable character by which the library's byte level writes each of the 256 bytes.
-
-    Printable bytes of Latin-1 are themselves, the others follow from code point 256 on.
-
-    >>> byte_characters()[65], byte_characters()[0], byte_characters()[32]
-    ('A', 'Ā', 'Ġ')
-    """
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,15 +18,6 @@ from nn.checks import is_whole
 
 Ids = NDArray[Any]
 
-NAMES = ("byte", "char", "bpe")
-
-#: What the flag --tokenizer takes.
-TOKENIZER = Kind(
-    "NAME",
-    "byte, char, bpe or the path of a tokenizer.json",
-    legal=lambda name: name in NAMES or name.endswith(".json") or Path(name).is_file(),
-)
-
 
 class Tokenizer(Protocol):
     """Text to token ids and back. ``as_json`` is what a checkpoint keeps of it, for ``tokenizer_from_json``."""
@@ -39,6 +30,12 @@ class Tokenizer(Protocol):
 
     def byte_lengths(self) -> Ids | None:
         """How many bytes of text each token stands for; None where that isn't known."""
+
+    def hf_json(self) -> str | None:
+        """The tokenizer.json that gives the same ids in Hugging Face's libraries; None where there is none.
+
+        One difference is left: a character that is an error of ours is passed over by the tokenizers library.
+        """
 
 
 def id_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
@@ -71,6 +68,27 @@ class ByteTokenizer:
     def byte_lengths(self) -> Ids:
         return np.ones(256, np.int64)
 
+    def hf_json(self) -> str:
+        library = tokenizers_library()
+        vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
+        made = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))
+        made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = library.decoders.ByteLevel()
+        return str(made.to_str())
+
+
+def byte_characters() -> list[str]:
+    """The printable character by which the library's byte level writes each of the 256 bytes.
+
+    Printable bytes of Latin-1 are themselves, the others follow from code point 256 on.
+
+    >>> byte_characters()[65], byte_characters()[0], byte_characters()[32]
+    ('A', 'Ā', 'Ġ')
+    """
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
 
 class CharTokenizer:
     """The characters of one text, by code point; any other character is an error.
@@ -101,6 +119,13 @@ class CharTokenizer:
 
     def byte_lengths(self) -> Ids:
         return np.array([len(character.encode()) for character in self.characters])
+
+    def hf_json(self) -> str:
+        library = tokenizers_library()
+        vocabulary = {character: i for i, character in enumerate(self.characters)}
+        made = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))
+        made.decoder = library.decoders.Fuse()
+        return str(made.to_str())
 
 
 def _code_points(text: str) -> Ids:
@@ -181,6 +206,9 @@ class BpeTokenizer:
         names = [self._tokenizer.id_to_token(token) or "" for token in range(self.vocab_size)]
         return np.array([len(name.encode() if token in added else name) for token, name in enumerate(names)])
 
+    def hf_json(self) -> str:
+        return str(self.as_json()["tokenizer"])
+
 
 @contextmanager
 def _complaints_as(kind: type[MiniGradError], expected: str, got: str) -> Iterator[None]:
@@ -249,6 +277,25 @@ class IdTokenizer:
 
     def byte_lengths(self) -> None:
         return None
+
+    def hf_json(self) -> None:
+        return None
+
+
+#: How the flag --tokenizer makes one, by name: from a text, its training part and --vocab-size.
+MADE: dict[str, Callable[[str, str, int | None], Tokenizer]] = {
+    "byte": lambda text, training, vocab_size: ByteTokenizer(),
+    "char": lambda text, training, vocab_size: CharTokenizer(text),
+    "bpe": lambda text, training, vocab_size: BpeTokenizer.trained(training, vocab_size or 1024),
+}
+
+#: What the flag takes.
+TOKENIZER = Kind(
+    "NAME",
+    f"{', '.join(MADE)} or the path of a tokenizer.json",
+    convert=lambda name: name if name in MADE else os.path.abspath(name),
+    legal=lambda name: name in MADE or name.endswith(".json") or Path(name).is_file(),
+)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> Ids:

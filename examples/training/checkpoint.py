@@ -136,6 +136,7 @@ LEGAL: dict[str, Callable[[Any], bool]] = {
         isinstance(value, dict) and all(isinstance(part, dict) for part in value.values()) and _names(value, r"\w+")
     ),
     "files": lambda value: isinstance(value, list) and _names(value, r"\w+\.safetensors"),
+    "compiled": lambda value: isinstance(value, bool),
     "prompt": lambda value: isinstance(value, list) and value != [] and all(map(_is_whole, value)),
 }
 

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -68,7 +69,8 @@ def encodable(value: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-text, path = Kind("TEXT", "text in the encoding of the terminal", legal=encodable), Kind("PATH")
+text = Kind("TEXT", "text in the encoding of the terminal", legal=encodable)
+path, kept_path = Kind("PATH"), Kind("PATH", convert=os.path.abspath)  # kept for a run that goes on from elsewhere
 
 
 def integer(least: int, most: float = math.inf) -> Kind:

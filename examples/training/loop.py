@@ -60,7 +60,8 @@ def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, o
         parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
     run.attach(**parts)
     print(nn.summary(task.model))
-    run.print(f"{config.dtype} on {config.device}, {run.origin}")
+    loops = ", compiled loops (numba)" if run.compiled else ""
+    run.print(f"{config.dtype} on {config.device}{loops}, {run.origin}")
     return optimizer, scaler
 
 

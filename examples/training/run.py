@@ -182,6 +182,11 @@ class Run:
         self._branches = home is not None and self.folder is not None and home.resolve() != self.folder.resolve()
 
     @property
+    def compiled(self) -> bool:
+        """Whether kernels run as compiled loops, whose results differ in their last bits."""
+        return self.config.device == "cpu" and mg.is_compiled()
+
+    @property
     def origin(self) -> str:
         """Where the run begins, in words."""
         return f"from {self.checkpoint.path}" if self.checkpoint else "from fresh weights"
@@ -387,6 +392,10 @@ class Run:
                 for name, part in parts.items():
                     part.load_state_dict(self.checkpoint.load(name))
                 mg.random.set_state(self.checkpoint.meta["random"])
+            if self.checkpoint.meta.get("compiled", self.compiled) != self.compiled:
+                ways = {True: "by compiled loops", False: "by NumPy alone"}
+                now, then = ways[self.compiled], ways[not self.compiled]
+                warn(f"this run goes on {now}; it was begun {then}, and its numbers will differ in their last bits")
 
     def save(self) -> None:
         """Write a checkpoint of this step, then drop those that are neither the best nor among the last."""
@@ -395,6 +404,7 @@ class Run:
         os.fsync(self._metrics.fileno())
         self.seconds = time.perf_counter() - self._began
         meta = {"config": dataclasses.asdict(self.config), "random": mg.random.get_state(), **self.about}
+        meta["compiled"] = self.compiled
         meta |= {
             name: getattr(self, name)
             for name in ("seconds", "val_loss", "first_loss", "best_loss", "best_step", "last")

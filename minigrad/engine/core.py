@@ -54,9 +54,10 @@ node_ids = itertools.count()  # the order in which nodes are made
 class Node:
     """One recorded operation. It holds arrays, and no Tensors but leaves, so a graph has no reference cycles.
 
-    parents    for each argument that needs a gradient: the Node that made it, or the leaf Tensor itself
+    parents    for each argument that needs a gradient the edge that leads to it: the Node that made it, or the leaf
     residuals  the values that the rules will read, in the order of ``plan.names``
-    versions   (counter, its value at recording, position or -1 for the result) of each Tensor among the residuals
+    versions   (counter, its value at recording, position or -1 for the result) of each Tensor among the residuals; the
+               counter is a list of one number, which a Tensor and its views share, raised when the data is replaced
     """
 
     __slots__ = ("_hooks", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions")
@@ -347,6 +348,21 @@ def _flattened(declared: Declared, first: str, parts: Sequence[str]) -> Declared
     return Declared(tuple(range(len(parts))), rule, tuple(itertools.chain(*groups)), joint=True)
 
 
+# ---- the operation that picks one of several results -----------------------------------------------------------------
+
+
+_pick = Primitive(lambda results, place, count: results[place])
+_pick.name = _pick.label = "pick"
+
+
+def _pick_rule(g: Any, place: int, count: int) -> tuple[Any, ...]:
+    """The gradient of a tuple of which one place was used. The pass fills in the places that are None."""
+    return tuple(g if k == place else None for k in range(count))
+
+
+_pick_plan = Plan(wrt=(0,), names=("place", "count"), calls=((_pick_rule, (0, 1), None),), sources=(None, None))
+
+
 # ---- results and the nodes behind them -------------------------------------------------------------------------------
 
 
@@ -411,18 +427,3 @@ def primitive(function: Callable[..., Any] | None = None, **facts: Any) -> Any:
 def elementwise(**facts: Any) -> Callable[[Callable[P, Any]], Primitive[P]]:
     """A primitive that broadcasts its arguments and acts on each element. Its rules need not undo the broadcast."""
     return lambda function: register(Primitive(function, elementwise=True, **facts))
-
-
-# ---- the operation that picks one of several results -----------------------------------------------------------------
-
-
-_pick = Primitive(lambda results, place, count: results[place])
-_pick.name = _pick.label = "pick"
-
-
-def _pick_rule(g: Any, place: int, count: int) -> tuple[Any, ...]:
-    """The gradient of a tuple of which one place was used. The pass fills in the places that are None."""
-    return tuple(g if k == place else None for k in range(count))
-
-
-_pick_plan = Plan(wrt=(0,), names=("place", "count"), calls=((_pick_rule, (0, 1), None),), sources=(None, None))

@@ -43,10 +43,11 @@ def sample(*arrays: Any, **params: Any) -> Sample:
 class Operation(Generic[P]):
     """A public function on arrays or Tensors, with the facts that the generated tests need.
 
-    torch, numpy  the twin in that library: a name or a function; None: the one of the same name, False: there is none
+    torch, numpy  the twin in that library: a name or a function; None: the one of the same name, False: there is none,
+                  though tests/support/twins.py may have a formula
     samples       calls to try; elementwise operations get theirs from ``domain``
     domain        the interval of random inputs, or a function that makes each of an array of numbers from -1 to 1
-    kinks         points of the interval to keep away from
+    kinks         points of the interval from which random inputs keep away; docs/kinks.md says what happens there
     part_of       the public operation that this one is a part of, which texts for the user then name
     flops         how much it computes, for ``profile``: a function of the arguments and of ``out``, by name
     precision     under autocast, of a primitive: "low" for products, "wide" for sums and what is made of them

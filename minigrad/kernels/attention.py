@@ -181,8 +181,7 @@ def _forward_tile(
     sums = np.zeros(queries.shape[:-1], queries.dtype)
     means = (np.empty if blocks else np.zeros)((*sums.shape, values.shape[-1]), sums.dtype)
     for block in blocks:
-        weights = call.exponentials(call.scores(at, block, queries, keys, scale), block, shift)
-        sums += np.matmul(weights, np.ones(weights.shape[-1], weights.dtype))
+        weights = call.exponentials(call.scores(at, block, queries, keys, scale), block, shift, sums)
         if call.dropout_p:
             weights *= call.dropout(at, block.j, weights.shape)
         _add(means, weights, values[:, :, block.j], block is blocks[0], shift is not None)
@@ -296,14 +295,16 @@ def _backward_tiles(
         direct = len(blocks) == gq.shape[2] == 1
         dq = gq[n, h, 0, i] if direct else scratch(queries.shape, wide, "attention dq")
         for block in blocks:
-            weights = call.exponentials(call.scores(at, block, queries, keys, 1.0), block, top)
+            weights = call.scores(at, block, queries, keys, 1.0)
             ds, remaining = scratch(weights.shape, wide, "more rows"), weights
             np.matmul(up, values[:, :, block.j].swapaxes(-1, -2), out=ds)
-            if call.dropout_p:
-                remaining = call.dropout(at, block.j, weights.shape)
-                ds = (ds - up[..., -1:]) * remaining + up[..., -1:]
-                remaining *= weights
-            ds *= weights
+            if call.dropout_p or not call.slopes(weights, ds, block, top):
+                call.exponentials(weights, block, top)
+                if call.dropout_p:
+                    remaining = call.dropout(at, block.j, weights.shape)
+                    ds = (ds - up[..., -1:]) * remaining + up[..., -1:]
+                    remaining *= weights
+                ds *= weights
             if careful:
                 ds[weights == 0] = 0
             _add(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh, careful)
@@ -339,16 +340,19 @@ def _backward_at_once(
     queries, up, means, top, inverse = (_stacked(x[at]) for x in (call.q, g, out, shift[..., None], inverse[..., None]))
     up = up.astype(queries.dtype, copy=False)
     weights = call.scores(at, block, queries, call.k[n, h], call.scale)
-    weights = call.exponentials(weights, block, top if top.any() else None)
-    weights *= inverse
+    top = top if top.any() else None
     ds, remaining = scratch(weights.shape, weights.dtype, "more rows"), weights
     np.matmul(up, values.swapaxes(-1, -2), out=ds)
-    if call.dropout_p:
-        remaining = call.dropout(at, j, weights.shape)
-        ds *= remaining
-        remaining *= weights
-    ds -= np.vecdot(up, means, dtype=ds.dtype)[..., None]
-    ds *= weights
+    mean = np.vecdot(up, means, dtype=ds.dtype)[..., None]
+    if call.dropout_p or not call.slopes(weights, ds, block, top, inverse, mean):
+        call.exponentials(weights, block, top)
+        weights *= inverse
+        if call.dropout_p:
+            remaining = call.dropout(at, j, weights.shape)
+            ds *= remaining
+            remaining *= weights
+        ds -= mean
+        ds *= weights
     if careful:
         ds[weights == 0] = 0
     if gmask is not None:

@@ -114,6 +114,7 @@ class Block(NamedTuple):
 
     j: slice
     edges: tuple[tuple[slice, Array], ...]
+    spans: Array | None  # (rows, 2): the columns that a row sees, from the first on and below the second; None: gaps
 
 
 class Pattern(NamedTuple):
@@ -185,7 +186,8 @@ def blocks_of(pattern: Pattern, start: int, stop: int, keys: int, part: int) -> 
     """The keys that the queries from start to stop see, in blocks of at most ``part``."""
     spans = pattern.spans(start, stop, keys)
     slices = [slice(j, min(j + part, last)) for first, last in spans for j in range(first, last, part)]
-    return [Block(j, tuple(_edges(pattern, slice(start, stop), j))) for j in slices]
+    edges = [tuple(_edges(pattern, slice(start, stop), j)) for j in slices]
+    return [Block(j, edge, _spans(stop - start, j.stop - j.start, edge)) for j, edge in zip(slices, edges, strict=True)]
 
 
 @lru_cache(maxsize=256)
@@ -222,6 +224,17 @@ def _edges(pattern: Pattern, i: slice, j: slice) -> Iterator[tuple[slice, Array]
         if not parts.all():
             seen = parts.repeat(size, 0).repeat(size, 1)[i.start % size :, j.start % size :]
             yield slice(None), seen[:rows, : j.stop - j.start].astype(np.float32)
+
+
+def _spans(rows: int, columns: int, edges: tuple[tuple[slice, Array], ...]) -> Array | None:
+    """The first column that each row of a block sees and the one behind its last, or None where there are gaps."""
+    seen = np.ones((rows, columns), bool)
+    for part, edge in edges:
+        seen[:, part] &= edge != 0
+    first, count = seen.argmax(1), seen.sum(1)
+    spans = np.stack([first, first + count], 1).astype(np.intp)
+    places = np.arange(columns)
+    return spans if (((spans[:, :1] <= places) & (places < spans[:, 1:])) == seen).all() else None
 
 
 @lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels.attention_patterns import Block, Pattern, blocks_of, cost, pattern_of
+from minigrad.machine.loops import dot, exp, loop
 from minigrad.machine.parallel import scratch
 
 ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal, more make better matrix products,
@@ -98,12 +99,29 @@ def dropout_mask(seed: int, rows: Array, columns: slice, dropout_p: float) -> Ar
         key = (rows.astype(np.uint64) + np.uint64(seed % 2**64)) * np.uint64(0x9E3779B97F4A7C15)
         key = ((key ^ (key >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)) >> np.uint64(32)
         column = xp.arange(columns.start, columns.stop, dtype=np.uint32) * np.uint32(0x9E3779B9)
-    x = key.astype(np.uint32)[..., None] ^ column
+    keep = xp.empty((*key.shape, column.size), bool)
+    kept(key.astype(np.uint32).reshape(-1), column, threshold(dropout_p), keep.reshape(key.size, column.size))
+    return keep
+
+
+def _kept(keys: Array, columns: Array, limit: int, keep: Array) -> None:
+    x = keys[:, None] ^ columns
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x ^= x >> np.uint32(shift)
         x *= np.uint32(factor)
     x ^= x >> np.uint32(16)
-    return x >= np.uint32(threshold(dropout_p))
+    keep[...] = x >= np.uint32(limit)
+
+
+@loop(_kept)
+def kept(keys: Array, columns: Array, limit: int, keep: Array) -> None:
+    """Whether the hash of each key and column is at least the limit."""
+    for i in range(len(keys)):
+        for j in range(len(columns)):
+            x = np.uint32(keys[i] ^ columns[j])
+            x = np.uint32((x ^ (x >> 16)) * 0x7FEB352D)
+            x = np.uint32((x ^ (x >> 15)) * 0x846CA68B)
+            keep[i, j] = np.uint32(x ^ (x >> 16)) >= limit
 
 
 def threshold(dropout_p: float) -> int:
@@ -216,21 +234,34 @@ class AttentionCall:
             np.copyto(self._tile(scores)[..., columns], -np.inf, where=seen == 0)
         return scores
 
-    def exponentials(self, scores: Array, block: Block, shift: Array | None) -> Array:
-        """E = exp(scores - shift), in place of the scores, and 0 where a row doesn't see a key.
+    def exponentials(self, scores: Array, block: Block, shift: Array | None, sums: Array | None = None) -> Array:
+        """E = exp(scores - shift), in place of the scores, and 0 where a row doesn't see a key; adds to the sums.
 
         Without a shift that is a product with 0 behind the exponential, in a quarter of the time of -inf before it. It
         gives NaN where a hidden exponential overflows, so the forward pass sees that it must compute the tile again.
         """
+        if block.spans is not None and weights_of(_matrix(scores), block.spans, _flat(shift), _flat(sums)):
+            return scores
         if shift is not None:
             scores = self.hide(scores, block)
             scores -= shift
-            return np.exp(scores, out=scores)
-        np.exp(scores, out=scores)
-        for columns, seen in block.edges:
-            tile = self._tile(scores)[..., columns]
-            tile *= seen
+            np.exp(scores, out=scores)
+        else:
+            np.exp(scores, out=scores)
+            for columns, seen in block.edges:
+                tile = self._tile(scores)[..., columns]
+                tile *= seen
+        if sums is not None:
+            sums += np.matmul(scores, np.ones(scores.shape[-1], scores.dtype))
         return scores
+
+    def slopes(
+        self, scores: Array, ds: Array, block: Block, shift: Array | None, inverse: Any = None, mean: Any = None
+    ) -> bool:
+        """With P = E · inverse turn scores into P and ds into P (ds - mean), at once; whether that was done."""
+        if block.spans is None:
+            return False
+        return slopes_of(_matrix(scores), _matrix(ds), block.spans, _flat(shift), _flat(inverse), _flat(mean))
 
     def dropout(self, at: Place, j: slice, shape: tuple[int, ...]) -> Array:
         """The factors of a tile's weights, 0 or 1/(1 - p)."""
@@ -239,6 +270,46 @@ class AttentionCall:
             rows = rows * size + np.arange(size)[part].reshape(-1, *[1] * (3 - axis))
         mask = dropout_mask(self.seed, rows, j, self.dropout_p)
         return (mask * self.q.dtype.type(share_of(self.dropout_p))).reshape(shape)
+
+
+def _flat(x: Array | None) -> Array | None:
+    return None if x is None else x.reshape(-1)
+
+
+def _matrix(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+@loop(lambda *_: False)
+def weights_of(scores: Array, spans: Array, shift: Any, sums: Any) -> bool:
+    """``exp(scores - shift)`` of each row's span and 0 beyond it, in place, added up in ``sums``."""
+    ones = np.ones(scores.shape[1], np.float32)
+    for i in range(len(scores)):
+        first, last = spans[i % len(spans)]
+        top = np.float32(0.0) if shift is None else shift[i]
+        row = scores[i, first:last]
+        for j in range(row.size):
+            row[j] = exp(row[j] - top)
+        scores[i, :first], scores[i, last:] = 0.0, 0.0
+        if sums is not None:
+            sums[i] += dot(scores[i], ones)
+    return True
+
+
+@loop(lambda *_: False)
+def slopes_of(scores: Array, ds: Array, spans: Array, shift: Any, inverse: Any, mean: Any) -> bool:
+    """P = E · inverse in place of the scores, and ``P (ds - mean)`` in place of ds; an inverse of None is 1."""
+    for i in range(len(scores)):
+        first, last = spans[i % len(spans)]
+        top = np.float32(0.0) if shift is None else shift[i]
+        row, slopes = scores[i, first:last], ds[i, first:last]
+        factor = np.float32(1.0) if inverse is None else inverse[i]
+        middle = np.float32(0.0) if mean is None else mean[i]
+        for j in range(row.size):
+            row[j] = exp(row[j] - top) * factor
+            slopes[j] = (slopes[j] - middle) * row[j]
+        scores[i, :first], scores[i, last:], ds[i, :first], ds[i, last:] = 0.0, 0.0, 0.0, 0.0
+    return True
 
 
 def call_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any, ...]) -> tuple[AttentionCall, Sizes]:

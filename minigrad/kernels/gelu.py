@@ -13,12 +13,17 @@ from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError
 from minigrad.kernels.rows import dtypes, over_elements
 from minigrad.kernels.swiglu import logistic, times_slopes
+from minigrad.machine.loops import exp, loop
+from minigrad.machine.loops import sigmoid as sigmoid_of
 from minigrad.machine.parallel import scratch
 from minigrad.ops import clip, sigmoid
+from minigrad.ops._erf import _MILLS_SINGLE as MILLS
 from minigrad.ops._erf import gaussian_of, normal_by
 from minigrad.ops.elementwise import normal_distribution
 
 SLOPE, CUBIC = math.sqrt(2 / math.pi), 0.044715  # Φ(x) ≈ (1 + tanh(SLOPE (x + CUBIC x³))) / 2
+TURN, BEND, BEND3 = 2 * SLOPE, 2 * SLOPE * CUBIC, 6 * SLOPE * CUBIC
+DENSITY = 1 / math.sqrt(2 * math.pi)
 FLAT = 30.0  # beyond ±FLAT that is 0 or 1 to the last digit; the square of a larger x might overflow
 
 
@@ -53,7 +58,7 @@ def is_exact(approximate: str) -> bool:
 @gelu.defforward
 def _forward(x: Any, approximate: str, needs: tuple[bool, ...] = (False,)) -> tuple[Array, dict[str, Any]]:
     """x Φ and, while its exponential is at hand, the slope Φ + x Φ'."""
-    make = _exactly if is_exact(approximate) else _by_tanh
+    make = exactly if is_exact(approximate) else by_tanh
     dtype, work = dtypes(x)
     flat = np.ascontiguousarray(x, work).reshape(-1)
     out, slopes = np.empty(np.shape(x), work), np.empty(flat.size, work) if any(needs) else None
@@ -72,11 +77,26 @@ def _exactly(x: Array, out: Array, slope: Array | None) -> None:
     gaussian = gaussian_of(x)
     if slope is not None:
         np.multiply(gaussian, x, out=slope)
-        slope *= 1 / math.sqrt(2 * math.pi)
+        slope *= DENSITY
     phi = normal_by(gaussian, x)
     np.multiply(x, phi, out=out)
     if slope is not None:
         slope += phi
+
+
+@loop(_exactly)
+def exactly(x: Array, out: Array, slope: Array | None) -> None:
+    """The same; Φ(-|x|) is e^(-x²/2) times Mills' ratio."""
+    above, below = MILLS
+    for i in range(out.size):
+        gaussian, t = exp(-0.5 * (x[i] * x[i])), min(abs(x[i]), 15.0)
+        top = (((above[4] * t + above[3]) * t + above[2]) * t + above[1]) * t + above[0]
+        base = ((((below[5] * t + below[4]) * t + below[3]) * t + below[2]) * t + below[1]) * t + below[0]
+        tail = gaussian * (top / base)
+        phi = 1.0 - tail if x[i] >= 0.0 else tail
+        out[i] = x[i] * phi
+        if slope is not None:
+            slope[i] = phi + x[i] * gaussian * DENSITY
 
 
 def _by_tanh(x: Array, out: Array, slope: Array | None) -> None:
@@ -87,17 +107,28 @@ def _by_tanh(x: Array, out: Array, slope: Array | None) -> None:
             np.multiply(x, x, out=square)
     except FloatingPointError:  # square is written all the same
         np.minimum(square, FLAT * FLAT, out=square)
-    np.multiply(square, -2 * SLOPE * CUBIC, out=minus)
-    minus -= 2 * SLOPE
+    np.multiply(square, -BEND, out=minus)
+    minus -= TURN
     minus *= x
     logistic(minus, phi, slope, sign=-1)
     np.multiply(x, phi, out=out)
     if slope is not None:
         slope *= out
-        square *= 6 * SLOPE * CUBIC
-        square += 2 * SLOPE
+        square *= BEND3
+        square += TURN
         slope *= square
         slope += phi
+
+
+@loop(_by_tanh)
+def by_tanh(x: Array, out: Array, slope: Array | None) -> None:
+    """The same."""
+    for i in range(out.size):
+        square = min(x[i] * x[i], FLAT * FLAT)
+        inner = (BEND * square + TURN) * x[i]
+        out[i] = x[i] * sigmoid_of(inner)
+        if slope is not None:
+            slope[i] = sigmoid_of(-inner) * out[i] * (BEND3 * square + TURN) + sigmoid_of(inner)
 
 
 @gelu.defbackward("x")

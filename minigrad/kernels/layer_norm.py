@@ -9,8 +9,9 @@ import numpy as np
 from minigrad.backend import Array, Shape, accumulator, array_of, cast_to, is_on_gpu
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
-from minigrad.kernels.normed_rows import inverse_rms, normalize, within_range
+from minigrad.kernels.normed_rows import FAINT, HUGE, inverse_rms, normalize, within_range
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
+from minigrad.machine.loops import dot, loop
 from minigrad.machine.parallel import scratch
 from minigrad.ops import astype, mean, sqrt
 
@@ -65,6 +66,44 @@ def centred(x: Array, centre: Array, out: Array) -> float:
         return 0.25
 
 
+def _standardize(
+    x: Array, weight: Any, bias: Any, eps: float, average: Array, centre: Array, rest: Array, inverse: Array, out: Array
+) -> None:
+    np.matmul(x, average, out=centre)
+    part = centred(x, centre, out)
+    np.matmul(out, average, out=rest)
+    out -= rest[:, None]
+    inverse_rms(out, eps * part * part, inverse)
+    normalize(out, weight, inverse, out)
+    rest /= part
+    inverse *= part
+    if bias is not None:
+        out += bias
+
+
+@loop(_standardize)
+def standardize(
+    x: Array, weight: Any, bias: Any, eps: float, average: Array, centre: Array, rest: Array, inverse: Array, out: Array
+) -> Any:
+    """Rows centred twice, since the mean of numbers with a large offset is rounded, and divided by their deviation."""
+    for i in range(len(x)):
+        centre[i] = dot(x[i], average)
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, j] - centre[i]
+        rest[i] = dot(out[i], average)
+        for j in range(x.shape[1]):
+            out[i, j] -= rest[i]
+        square = dot(out[i], out[i]) / np.float32(x.shape[1]) + eps
+        if not (FAINT < square < HUGE):
+            return False
+        inverse[i] = 1.0 / np.sqrt(square)
+        for j in range(x.shape[1]):
+            y = out[i, j] * inverse[i]
+            y = y if weight is None else y * weight[j]
+            out[i, j] = y if bias is None else y + bias[j]
+    return True
+
+
 @layer_norm.defforward
 def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Array, dict[str, Any]]:
     axes = len(normalized(x, normalized_shape, eps, weight=weight, bias=bias))
@@ -77,20 +116,51 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) 
     average = np.full(rows.shape[1], 1 / max(rows.shape[1], 1), work)
 
     def body(a: int, b: int) -> None:
-        y, inv = result[a:b], inverse[a:b]
-        np.matmul(rows[a:b], average, out=centre[a:b])
-        part = centred(rows[a:b], centre[a:b], y)
-        np.matmul(y, average, out=rest[a:b])  # the mean of numbers with a large offset is rounded: centre twice
-        y -= rest[a:b, None]
-        inverse_rms(y, eps * part * part, inv)
-        normalize(y, scale, inv, y)
-        rest[a:b] /= part
-        inv *= part
-        if offset is not None:
-            y += offset
+        standardize(rows[a:b], scale, offset, eps, average, centre[a:b], rest[a:b], inverse[a:b], result[a:b])
 
     over_rows(body, rows, arrays=2, ns=1.7)
     return cast_to(out, dtype), {"centre": centre, "rest": rest, "inverse": inverse}
+
+
+def _standardize_backward(
+    x: Array, g: Array, weight: Array, average: Array, centre: Array, rest: Array, inverse: Array, out: Array,
+    dweight: Array, dbias: Array,
+) -> None:  # fmt: skip
+    n, ones = scratch(x.shape, x.dtype, "rows"), np.ones(len(x), x.dtype)
+    part = centred(x, centre, n)
+    n -= rest[:, None] * part
+    n *= inverse[:, None] / part
+    gn = np.multiply(g, n, out=out)
+    np.matmul(ones, gn, out=dweight)
+    np.matmul(ones, g, out=dbias)
+    n *= (gn @ average)[:, None]
+    np.multiply(g, weight, out=out)
+    out -= (g @ average)[:, None]
+    out -= n
+    out *= inverse[:, None]
+
+
+@loop(_standardize_backward)
+def standardize_backward(
+    x: Array, g: Array, weight: Array, average: Array, centre: Array, rest: Array, inverse: Array, out: Array,
+    dweight: Array, dbias: Array,
+) -> Any:  # fmt: skip
+    """The gradient of rows, and what they add to those of weight and bias; ``average`` is weight / width."""
+    dweight[:], dbias[:] = 0.0, 0.0
+    n, gn = np.empty_like(dweight), np.empty_like(dweight)
+    for i in range(len(x)):
+        for j in range(x.shape[1]):
+            n[j] = (x[i, j] - centre[i] - rest[i]) * inverse[i]
+            gn[j] = g[i, j] * n[j]
+        if not dot(n, n) < HUGE:
+            return False
+        for j in range(x.shape[1]):
+            dweight[j] += gn[j]
+            dbias[j] += g[i, j]
+        slope, mean = dot(gn, average), dot(g[i], average)
+        for j in range(x.shape[1]):
+            out[i, j] = (g[i, j] * weight[j] - mean - n[j] * slope) * inverse[i]
+    return True
 
 
 @layer_norm.defbackward("x", "weight", "bias")
@@ -116,23 +186,9 @@ def _backward(
     shares: tuple[dict[int, Array], dict[int, Array]] = {}, {}
 
     def body(a: int, b: int) -> None:
-        r, u, dx, inv = rows[a:b], up[a:b], result[a:b], inverse[a:b, None]
-        n = scratch(r.shape, work, "rows")
-        part = centred(r, centre[a:b], n)
-        n -= rest[a:b, None] * part
-        n *= inv / part
-        un = np.multiply(u, n, out=dx)
-        ones = np.ones(b - a, work)
-        if needs[1]:
-            shares[0][a] = ones @ un
-        if needs[2]:
-            shares[1][a] = ones @ u
-        if needs[0]:
-            n *= (un @ average)[:, None]
-            np.multiply(u, scale, out=dx)
-            dx -= (u @ average)[:, None]
-            dx -= n
-            dx *= inv
+        shares[0][a], shares[1][a] = share = np.empty((2, len(scale)), work)
+        tile = rows[a:b], up[a:b], scale, average, centre[a:b], rest[a:b], inverse[a:b], result[a:b]
+        standardize_backward(*tile, share[0], share[1])
 
     over_rows(body, rows, arrays=4, ns=3.2)
     gweight = cast_to(total(shares[0], scale), weight.dtype).reshape(weight.shape) if needs[1] else None

@@ -13,6 +13,7 @@ import numpy as np
 from minigrad.backend import Array, array_module, array_of, cast_to
 from minigrad.errors import ShapeError
 from minigrad.kernels.rows import as_matrix, total
+from minigrad.machine.loops import dot, loop
 from minigrad.machine.parallel import scratch
 from minigrad.messages.arguments import check_eps
 from minigrad.ops.reduce import power_of_two
@@ -24,6 +25,8 @@ LOWEST: dict[int, Any] = {info.dtype.itemsize: info.tiny / info.eps for info in 
 LIMIT: dict[int, Any] = {info.dtype.itemsize: info.dtype.type(2) ** (info.maxexp // 4) for info in KINDS}
 for table in (LOWEST, LIMIT):
     table |= {size: float(number) for size, number in table.items() if size <= 8}  # Python's widen no array
+
+FAINT, HUGE = LOWEST[4], 3e38  # of float32, for loops: beyond them they leave a row to NumPy
 
 # ---- a tile ---------------------------------------------------------------------------------------------------------
 
@@ -85,8 +88,27 @@ def has_cubes(inverse: Array) -> bool:
     return bool(1 / limit <= inverse.min(initial=limit) and inverse.max(initial=1 / limit) <= limit)
 
 
-def normalize(x: Array, weight: Array | None, inverse: Array, out: Array, finite: bool = False) -> None:
-    """``out = x · inverse · weight``; a weight of None is 1.
+def _normed(x: Array, weight: Array | None, eps: float, inverse: Array, out: Array) -> None:
+    inverse_rms(x, eps, inverse)
+    normalize(x, weight, inverse, out, eps > LOWEST[x.itemsize])
+
+
+@loop(_normed)
+def normed(x: Array, weight: Array | None, eps: float, inverse: Array, out: Array) -> Any:
+    """``out = x · inverse · weight`` with ``inverse = 1 / √(mean(x²) + eps)`` of each row; a weight of None is 1."""
+    for i in range(len(x)):
+        square = dot(x[i], x[i]) / np.float32(x.shape[1]) + eps
+        if not (FAINT < square < HUGE):
+            return False
+        inverse[i] = 1.0 / np.sqrt(square)
+        for j in range(x.shape[1]):
+            y = x[i, j] * inverse[i]
+            out[i, j] = y if weight is None else y * weight[j]
+    return True
+
+
+def _normalize(x: Array, weight: Array | None, inverse: Array, out: Array, finite: bool = False) -> None:
+    """What normalize does.
 
     Without an eps the inverse of a row of the smallest numbers may be infinite, which x times it is not. ``finite``
     says that none is. So does a caller that knows it of all tiles: between two threads, looking at a tile costs more.
@@ -102,30 +124,60 @@ def normalize(x: Array, weight: Array | None, inverse: Array, out: Array, finite
         out *= weight
 
 
+@loop(_normalize)
+def normalize(x: Array, weight: Array | None, inverse: Array, out: Array, finite: bool = False) -> Any:
+    """``out = x · inverse · weight``; a weight of None is 1."""
+    for i in range(len(x)):
+        if not inverse[i] < HUGE:
+            return False
+        for j in range(x.shape[1]):
+            y = x[i, j] * inverse[i]
+            out[i, j] = y if weight is None else y * weight[j]
+    return True
+
+
 def normalize_backward(g: Array, x: Array, weight: Array, inverse: Array, out: Array | None, in_range: bool) -> Array:
     """Write the gradient of x to ``out``, which may be ``g`` itself, and return the gradient of the weight.
 
     With r = inverse: dx = r (g weight) - x r³ mean(g weight x), dweight = Σ_rows g x r. ``in_range``: see has_cubes.
     """
+    share = np.empty_like(weight)
     if in_range:
-        return _backward_in_range(g, x, weight, inverse, out)
+        _backward_in_range(g, x, weight, inverse, out, share)
+        return share
     scale, size = power_of_two(inverse), power_of_two(np.abs(weight).max(initial=0))  # the cube, or g x, may overflow
-    share = _backward_in_range(g, x * scale[:, None], weight / size, inverse / scale, out)
+    _backward_in_range(g, x * scale[:, None], weight / size, inverse / scale, out, share)
     if out is not None:
         out *= (scale * size)[:, None]
     return share
 
 
-def _backward_in_range(g: Array, x: Array, weight: Array, inverse: Array, out: Array | None) -> Array:
+def _backward_tile(g: Array, x: Array, weight: Array, inverse: Array, out: Array | None, share: Array) -> None:
     gx = np.multiply(g, x, out=scratch(x.shape, x.dtype, "more rows"))
-    share = inverse @ gx
+    np.matmul(inverse, gx, out=share)
     if out is not None:
         slope = gx @ weight
         slope *= inverse**3 / -max(x.shape[1], 1)
         np.multiply(g, weight, out=out)
         out *= inverse[:, None]
         out += np.multiply(x, slope[:, None], out=gx)
-    return share
+
+
+@loop(_backward_tile)
+def _backward_in_range(g: Array, x: Array, weight: Array, inverse: Array, out: Array | None, share: Array) -> None:
+    share[:] = 0.0
+    up, gx = np.empty_like(share), np.empty_like(share)  # a copy of the row of g: out may be g itself
+    for i in range(len(x)):
+        for j in range(x.shape[1]):
+            up[j] = g[i, j]
+        for j in range(x.shape[1]):
+            gx[j] = up[j] * x[i, j]
+        for j in range(x.shape[1]):
+            share[j] += inverse[i] * gx[j]
+        if out is not None:
+            slope = dot(gx, weight) * (inverse[i] * inverse[i] * inverse[i]) / -np.float32(x.shape[1])
+            for j in range(x.shape[1]):
+                out[i, j] = up[j] * weight[j] * inverse[i] + x[i, j] * slope
 
 
 # ---- the rows of a product ------------------------------------------------------------------------------------------
@@ -153,8 +205,7 @@ class NormedRows:
         if self.weight is None:
             return x
         out = scratch(x.shape, x.dtype, "normed rows")
-        inverse_rms(x, self.eps, self.inverse[a:b])
-        normalize(x, self.weight, self.inverse[a:b], out, self.in_range)
+        normed(x, self.weight, self.eps, self.inverse[a:b], out)
         return out
 
     def buffer(self, a: int, b: int) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from minigrad.backend import Array, Shape, accumulator, cast_to
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
-from minigrad.kernels.normed_rows import has_cubes, inverse_rms, normalize, normalize_backward, within_range
+from minigrad.kernels.normed_rows import has_cubes, normalize_backward, normed, within_range
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of, normalized, over_rows, total
 from minigrad.ops import astype, mean, sqrt
 
@@ -50,8 +50,7 @@ def _forward(x: Any, normalized_shape: Any, weight: Any, eps: float) -> tuple[Ar
     result = matrix_of(out, axes)
 
     def body(a: int, b: int) -> None:
-        inverse_rms(rows[a:b], eps, inverse[a:b])
-        normalize(rows[a:b], scale, inverse[a:b], result[a:b])
+        normed(rows[a:b], scale, eps, inverse[a:b], result[a:b])
 
     over_rows(body, rows, arrays=2, ns=1.0)
     return cast_to(out, dtype), {"inverse": inverse}

@@ -19,6 +19,7 @@ from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels.cuda import rope as gpu_rope
 from minigrad.machine import parallel
+from minigrad.machine.loops import loop
 from minigrad.machine.parallel import scratch
 from minigrad.ops import astype
 
@@ -116,13 +117,13 @@ def _turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
     table = np.empty(shape, np.result_type(x.dtype, np.complex64))
     table.real, table.imag = cos, sin
     table = table.reshape((1,) * (x.ndim - table.ndim) + table.shape)
-    turn = _turn_complex if layout == "interleaved" else _turn_halves
+    turner = _turn_complex if layout == "interleaved" else _turn_halves
     if x.size < FEW:
-        turn(x, out, table)(0, len(x))
+        turner(x, out, table)(0, len(x))
     else:
         source, target, table = _for_long_loops(x, out, table)
         rows = len(source)
-        parallel.for_rows(turn(source, target, table), rows, 3 * x.nbytes // rows, ELEMENT_NS[layout] * x.size / rows)
+        parallel.for_rows(turner(source, target, table), rows, 3 * x.nbytes // rows, ELEMENT_NS[layout] * x.size / rows)
     return out
 
 
@@ -146,13 +147,32 @@ def _part(table: Array, start: int, stop: int) -> Array:
     return table[start:stop] if len(table) > 1 else table
 
 
+def _turn(x: Array, table: Array, out: Array) -> None:
+    with np.errstate(all="ignore"):
+        np.multiply(x, table, out=out)
+
+
+@loop(_turn)
+def turn(x: Array, table: Array, out: Array) -> Any:
+    """``out = x · table`` for rows of complex numbers, where the table has one row or as many as x."""
+    if table.shape[1:] != x.shape[1:]:
+        return False
+    rows, numbers, turned = len(table), x.ravel(), out.ravel()
+    width, factors = numbers.size // len(x), table.ravel()
+    for i in range(len(x)):
+        row, factor, target = numbers[i * width :], factors[i % rows * width :], turned[i * width :]
+        for j in range(width):
+            a, b, c, s = row[j].real, row[j].imag, factor[j].real, factor[j].imag
+            target[j] = complex(a * c - b * s, a * s + b * c)
+    return True
+
+
 def _turn_complex(x: Array, out: Array, table: Array) -> Callable[[int, int], None]:
     """Interleaved pairs, as complex numbers."""
     x, out = x.view(table.dtype), out.view(table.dtype)
 
     def body(start: int, stop: int) -> None:
-        with np.errstate(all="ignore"):
-            np.multiply(x[start:stop], _part(table, start, stop), out=out[start:stop])
+        turn(x[start:stop], _part(table, start, stop), out[start:stop])
 
     return body
 

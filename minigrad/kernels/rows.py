@@ -10,6 +10,7 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, array_of, is_array
 from minigrad.errors import CallError, ShapeError
+from minigrad.machine.loops import dot, exp, loop
 from minigrad.machine.parallel import blas_threads, for_rows
 from minigrad.messages.arguments import as_shape, check_eps
 from minigrad.messages.explain import describe
@@ -64,10 +65,8 @@ def total(parts: dict[int, Array], like: Array) -> Array:
     return out
 
 
-def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
-    """``out = e^(x - shift)`` and ``sums`` of its rows; shift is 0 where that is safe, else the maximum of the row.
-
-    The sums tell: within safe bounds nothing overflowed and nothing that counts underflowed. So a tile of ordinary
+def _exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
+    """The sums tell: within safe bounds nothing overflowed and nothing that counts underflowed. So a tile of ordinary
     numbers is spared the maximum and the subtraction, half a nanosecond an element. In other tiles each row decides
     for itself: its numbers don't depend on its neighbours. A row of only -∞ has the sum 0.
     """
@@ -84,6 +83,25 @@ def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
             np.subtract(x, shift[:, None], out=out)
             np.exp(out, out=out)
             np.matmul(out, ones, out=sums)
+
+
+@loop(_exponentials)
+def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
+    """``out = e^(x - shift)`` and ``sums`` of its rows; shift is 0 where that is safe, else the maximum of the row."""
+    ones = np.ones(x.shape[1], np.float32)
+    for i in range(len(x)):
+        shift[i] = 0.0
+        for j in range(x.shape[1]):
+            out[i, j] = exp(x[i, j])
+        sums[i] = dot(out[i], ones)
+        if not (1.0 / SAFE < sums[i] < SAFE):
+            top = -math.inf
+            for j in range(x.shape[1]):
+                top = max(top, x[i, j])
+            shift[i] = top if np.isfinite(top) else 0.0
+            for j in range(x.shape[1]):
+                out[i, j] = exp(x[i, j] - shift[i])
+            sums[i] = dot(out[i], ones)
 
 
 def normalized(x: Any, normalized_shape: Any, eps: float = 0.0, **parameters: Any) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ import numpy as np
 from minigrad.backend import Array, cast_to
 from minigrad.engine.fused import fused
 from minigrad.kernels.rows import dtypes, over_elements
+from minigrad.machine.loops import loop
+from minigrad.machine.loops import sigmoid as one
 from minigrad.machine.parallel import scratch
 from minigrad.ops import sigmoid
 
@@ -58,6 +60,26 @@ def silu(x: Array) -> Array:
     return x * sigmoid(x)
 
 
+def _silu(x: Array, out: Array, slope: Array | None) -> None:
+    sigma = scratch(x.shape, x.dtype, "rows")
+    logistic(x, sigma, slope)
+    np.multiply(x, sigma, out=out)
+    if slope is not None:
+        with np.errstate(under="ignore"):
+            slope *= x
+            slope += 1
+            slope *= sigma
+
+
+@loop(_silu)
+def silu_of(x: Array, out: Array, slope: Array | None) -> None:
+    """x σ, and its slope σ (1 + x (1 - σ))."""
+    for i in range(out.size):
+        out[i] = x[i] * one(x[i])
+        if slope is not None:
+            slope[i] = one(x[i]) * (1.0 + x[i] * one(-x[i]))
+
+
 @silu.defforward
 def _silu_forward(x: Any, needs: tuple[bool, ...] = (False,)) -> tuple[Array, dict[str, Any]]:
     """The slope is made here, σ (1 + x (1 - σ)): 1 - σ costs nothing beside σ, and later another exponential."""
@@ -67,15 +89,7 @@ def _silu_forward(x: Any, needs: tuple[bool, ...] = (False,)) -> tuple[Array, di
     result = out.reshape(-1)
 
     def body(tile: slice) -> None:
-        r, sigma = flat[tile], scratch(flat[tile].shape, work, "rows")
-        slope = None if slopes is None else slopes[tile]
-        logistic(r, sigma, slope)
-        np.multiply(r, sigma, out=result[tile])
-        if slope is not None:
-            with np.errstate(under="ignore"):
-                slope *= r
-                slope += 1
-                slope *= sigma
+        silu_of(flat[tile], result[tile], None if slopes is None else slopes[tile])
 
     over_elements(body, flat, arrays=4, ns=3.5)
     return cast_to(out, dtype), {"slopes": slopes}
@@ -127,6 +141,37 @@ def swiglu(gate: Array, up: Array) -> Array:
     return gate * sigmoid(gate) * up
 
 
+def _swiglu(x: Array, y: Array, sigma: Array, out: Array) -> None:
+    logistic(x, sigma)
+    np.multiply(x, sigma, out=out)
+    out *= y
+
+
+@loop(_swiglu)
+def swiglu_of(x: Array, y: Array, sigma: Array, out: Array) -> None:
+    """x σ y, and σ."""
+    for i in range(out.size):
+        sigma[i] = one(x[i])
+        out[i] = x[i] * sigma[i] * y[i]
+
+
+def _swiglu_slopes(g: Array, x: Array, y: Array, sigma: Array, dx: Array, dy: Array) -> None:
+    with np.errstate(under="ignore"):
+        silu = np.multiply(x, sigma, out=scratch(x.shape, x.dtype, "rows"))
+        slope(x, sigma, silu, dx)
+        np.multiply(g, silu, out=dy)
+        dx *= np.multiply(g, y, out=silu)
+
+
+@loop(_swiglu_slopes)
+def swiglu_slopes(g: Array, x: Array, y: Array, sigma: Array, dx: Array, dy: Array) -> None:
+    """The gradients of both; 1 - σ is made again, with all its digits."""
+    for i in range(g.size):
+        silu = x[i] * sigma[i]
+        dx[i] = (sigma[i] + silu * one(-x[i])) * (g[i] * y[i])
+        dy[i] = g[i] * silu
+
+
 @swiglu.defforward
 def _swiglu_forward(gate: Any, up: Any) -> tuple[Array, dict[str, Any]]:
     dtype, work = dtypes(gate, up)
@@ -136,9 +181,7 @@ def _swiglu_forward(gate: Any, up: Any) -> tuple[Array, dict[str, Any]]:
     result = out.reshape(-1)
 
     def body(tile: slice) -> None:
-        logistic(x[tile], sigma[tile])
-        np.multiply(x[tile], sigma[tile], out=result[tile])
-        result[tile] *= y[tile]
+        swiglu_of(x[tile], y[tile], sigma[tile], result[tile])
 
     over_elements(body, x, arrays=4, ns=3.3)
     return cast_to(out, dtype), {"sigma": sigma}
@@ -153,12 +196,7 @@ def _swiglu_backward(g: Any, gate: Any, up: Any, sigma: Any, needs: tuple[bool, 
     dgate, dup = ggate.reshape(-1), gup.reshape(-1)
 
     def body(tile: slice) -> None:
-        u, dx = upstream[tile], dgate[tile]
-        with np.errstate(under="ignore"):
-            silu = np.multiply(x[tile], sigma[tile], out=scratch(u.shape, work, "rows"))
-            slope(x[tile], sigma[tile], silu, dx)
-            np.multiply(u, silu, out=dup[tile])
-            dx *= np.multiply(u, y[tile], out=silu)
+        swiglu_slopes(upstream[tile], x[tile], y[tile], sigma[tile], dgate[tile], dup[tile])
 
     over_elements(body, x, arrays=7, ns=2.2)
     dtype = dtypes(gate, up)[0]

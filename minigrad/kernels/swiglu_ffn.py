@@ -23,6 +23,7 @@ from minigrad.kernels.products import TILE_NUMBERS, add_product, add_products, o
 from minigrad.kernels.rms_norm import rms_norm
 from minigrad.kernels.rows import as_matrix, dtypes, matrix_of
 from minigrad.kernels.swiglu import logistic, swiglu
+from minigrad.machine.loops import loop, sigmoid
 from minigrad.machine.parallel import scratch
 
 CHUNK = 4 * TILE_NUMBERS  # numbers of a hidden array whose gradients exist at once: for good products, in the L3 cache
@@ -85,6 +86,49 @@ def _check(x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float) -> N
     check_norm(x, norm_weight, eps)
 
 
+# ---- the units of a tile --------------------------------------------------------------------------------------------
+
+
+def _units(gate: Array, up: Array, out: Array) -> None:
+    logistic(gate, out=out)
+    out *= gate
+    out *= up
+
+
+@loop(_units)
+def units(gate: Array, up: Array, out: Array) -> None:
+    """``out = silu(gate) up``."""
+    x, y, h = gate.ravel(), up.ravel(), out.ravel()
+    for i in range(h.size):
+        h[i] = sigmoid(x[i]) * x[i] * y[i]
+
+
+def _units_backward(dh: Array, gate: Array, up: Array, h: Array, dgate: Array, dup: Array) -> None:
+    sigma = scratch(dh.shape, dh.dtype, "more rows")
+    logistic(gate, out=sigma, rest=dgate)
+    with np.errstate(under="ignore"):
+        silu = np.multiply(gate, sigma, out=h)
+        dgate *= silu
+        dgate += sigma
+        dgate *= np.multiply(dh, up, out=sigma)
+        np.multiply(dh, silu, out=dup)
+        h *= up
+
+
+@loop(_units_backward)
+def units_backward(dh: Array, gate: Array, up: Array, h: Array, dgate: Array, dup: Array) -> None:
+    """The units h again, and the gradients of gate and up; silu'(x) = σ + silu(x) (1 - σ)."""
+    d, x, y, h, dx, dy = dh.ravel(), gate.ravel(), up.ravel(), h.ravel(), dgate.ravel(), dup.ravel()
+    for i in range(h.size):
+        silu = x[i] * sigmoid(x[i])
+        dx[i] = (sigmoid(x[i]) + silu * sigmoid(-x[i])) * (d[i] * y[i])
+        dy[i] = d[i] * silu
+        h[i] = silu * y[i]
+
+
+# ---- all tiles ------------------------------------------------------------------------------------------------------
+
+
 @swiglu_ffn.defforward
 def _forward(
     x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float, recompute: bool,
@@ -99,11 +143,8 @@ def _forward(
 
     def body(a: int, b: int) -> None:
         n, h = source.tile(a, b), scratch((b - a, len(w1)), work, "rows")
-        g, u = hidden[:, a:b] if keep else [scratch(h.shape, work, "more rows")] * 2
-        np.matmul(n, w1.T, out=g)
-        logistic(g, out=h)
-        h *= g
-        h *= np.matmul(n, w3.T, out=u)
+        g, u = hidden[:, a:b] if keep else scratch((2, *h.shape), work, "gate and up")
+        units(np.matmul(n, w1.T, out=g), np.matmul(n, w3.T, out=u), h)
         np.matmul(h, w2.T, out=result[a:b])
 
     over_products(body, len(source.rows), w1, w3, w2)
@@ -146,27 +187,17 @@ def _through_units(
     n, result = source.buffer(start, chunk.stop), None if gx is None else matrix_of(gx)
     hidden, dgate, dup = np.empty((3, *shape), work)
 
-    def units(a: int, b: int) -> tuple[Array, Array]:
-        """Gate and up of a tile; if they are computed again, where the units and the gradient of up will be written."""
+    def gate_and_up(a: int, b: int) -> tuple[Array, Array]:
         if len(gate):
             return gate[start + a : start + b], up[start + a : start + b]
-        return np.matmul(n[a:b], w1.T, out=hidden[a:b]), np.matmul(n[a:b], w3.T, out=dup[a:b])
+        x, y = scratch((2, b - a, len(w1)), work, "gate and up")
+        return np.matmul(n[a:b], w1.T, out=x), np.matmul(n[a:b], w3.T, out=y)
 
     def body(a: int, b: int) -> None:
-        dh, sigma = (scratch((b - a, len(w1)), work, key) for key in ("rows", "more rows"))
-        tile, h, dg, du = slice(start + a, start + b), hidden[a:b], dgate[a:b], dup[a:b]
+        tile, dg, du = slice(start + a, start + b), dgate[a:b], dup[a:b]
         source.write(tile.start, tile.stop, n[a:b])
-        x, y = units(a, b)
-        np.matmul(g[tile], w2, out=dh)
-        logistic(x, out=sigma, rest=dg)
-        with np.errstate(under="ignore"):
-            silu = np.multiply(x, sigma, out=h)
-            dg *= silu  # silu'(x) = σ + silu(x) (1 - σ)
-            dg += sigma
-            dg *= np.multiply(dh, y, out=sigma)
-            dh *= silu
-            h *= y
-            np.copyto(du, dh)
+        dh = np.matmul(g[tile], w2, out=scratch(dg.shape, work, "rows"))
+        units_backward(dh, *gate_and_up(a, b), hidden[a:b], dg, du)
         if result is not None:
             dx = result[tile]
             np.matmul(dg, w1, out=dx)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, DType, accumulator, array_module
+from minigrad.machine.loops import is_compiled, loop
 
 NARROW = 16  # below this many numbers a row, one index a number is faster than one a row
 
@@ -29,12 +30,26 @@ def add_rows(shape: tuple[int, ...], dtype: DType, ids: Array, g: Array) -> Arra
     ids = ids.reshape(-1).astype(np.intp)  # a copy
     ids[ids < 0] += shape[0]
     rows, table = g.reshape(ids.size, width), out.reshape(shape[0], width)
-    if width < NARROW and xp is np:
+    if is_compiled() and xp is np and rows.dtype == out.dtype == np.float32:
+        _add_each(ids, np.ascontiguousarray(rows), table)
+    elif width < NARROW and xp is np:
         places = (ids[:, None] * width + np.arange(width)).reshape(-1)
         np.add.at(out.reshape(-1), places, rows.reshape(-1).astype(work, copy=False))
     elif ids.size:
         _add_grouped(xp, table, ids, rows)
     return out.astype(dtype, copy=False)
+
+
+def _add_each_by_numpy(ids: Array, rows: Array, table: Array) -> None:
+    np.add.at(table, ids, rows)
+
+
+@loop(_add_each_by_numpy)
+def _add_each(ids: Array, rows: Array, table: Array) -> None:
+    """One row after the other, in the order of the ids."""
+    for i in range(len(ids)):
+        for j in range(table.shape[1]):
+            table[ids[i], j] += rows[i, j]
 
 
 def _add_grouped(xp: Any, table: Array, ids: Array, rows: Array) -> None:

@@ -1,4 +1,4 @@
-"""More of NumPy's elementwise functions: the cube root, logarithms of sums to base 2, sin(πx)/(πx), degrees."""
+"""Elementwise functions that are no methods of Tensor: the cube root, logarithms to base 2, sin(πx)/(πx), degrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Smooth functions of each element and their derivatives: the page of the calculus book.
+"""Smooth functions of each element, methods of Tensor, and their derivatives: the page of the calculus book.
 
 A rule reads the incoming gradient ``g``, arguments by name, and the result as ``out``; broadcasting is undone for it.
 At kinks the rules follow ``docs/kinks.md``.

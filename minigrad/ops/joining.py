@@ -43,9 +43,8 @@ def from_nested(value: Any) -> Any:
         if not isinstance(part, list | tuple):
             leaves.append(as_operand(part, "an element of a list"))
             return ()
-        if any(isinstance(inner, list | tuple) for inner in part):  # an array beside them is the list of its rows
-            part = [list(inner) if hasattr(inner, "ndim") and inner.ndim else inner for inner in part]
-        shapes = {outer(inner) for inner in part}
+        mixed = any(isinstance(inner, list | tuple) for inner in part)  # then an array is the list of its rows
+        shapes = {outer(list(inner) if mixed and getattr(inner, "ndim", None) else inner) for inner in part}
         if len(shapes) > 1:
             raise ShapeError("nested lists of equal lengths", describe(value), "pad the shorter ones")
         return (len(part), *(shapes.pop() if shapes else ()))

@@ -62,7 +62,7 @@ sign.defvjp(_flat)
 
 @elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
 def isnan(x: Array) -> Array:
-    """Whether each element is NaN.
+    """Whether each element is NaN; no derivative.
 
     >>> print(isnan(np.array([np.nan, 1.0])))
     [ True False]
@@ -72,7 +72,7 @@ def isnan(x: Array) -> Array:
 
 @elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
 def isinf(x: Array) -> Array:
-    """Whether each element is +∞ or -∞.
+    """Whether each element is +∞ or -∞; no derivative.
 
     >>> print(isinf(np.array([np.inf, 1.0])))
     [ True False]
@@ -82,7 +82,7 @@ def isinf(x: Array) -> Array:
 
 @elementwise(samples=[sample(np.array([0.0, np.nan, np.inf]))])
 def isfinite(x: Array) -> Array:
-    """Whether each element is neither NaN nor infinite.
+    """Whether each element is neither NaN nor infinite; no derivative.
 
     >>> print(isfinite(np.array([np.inf, 1.0])))
     [False  True]

@@ -7,6 +7,8 @@ A norm may be a number of its dtype where the squares of the elements are not. T
 it overflowed, or is so small that its terms lost digits, the elements are divided by a power of two near the largest,
 which changes no digit, and the result is multiplied by it. To look at a sum would be to wait for a GPU: there norms and
 deviations are always scaled.
+
+The product is in ``running.py``, since its derivative is made of running products.
 """
 
 from __future__ import annotations
@@ -370,7 +372,7 @@ def norm(x: Array, ord: float = 2, axis: Axes = None, keepdims: bool = False) ->
     [5. 0.]
     """
     if not isinstance(ord, int | float) or math.isnan(ord):
-        raise ArgumentError("the order of a vector norm, a number", repr(ord), "matrix norms are out of scope")
+        raise ArgumentError("the order of a vector norm, a number", repr(ord), "mg.linalg.matrix_norm has ord='fro'")
     for a in () if axis is None else as_tuple(axis):
         normal_axis(a, np.ndim(x))
     if x.dtype.kind in "biu":

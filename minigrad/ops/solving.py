@@ -73,7 +73,7 @@ def _solve_rule(g: Array, a: Array, out: Array, b_shape: Any) -> tuple[Array, Ar
     return unbroadcast(-matmul(y, mT(out)), a.shape), unbroadcast(y, b_shape)
 
 
-@composite(samples=_systems, domain=dominant, numpy="linalg.solve", torch="linalg.solve")
+@composite(samples=_systems, domain=dominant, numpy="linalg.solve")
 def solve(a: Array, b: Array) -> Array:
     """The solution x of ``A x = b``, for stacks of matrices A (..., n, n), and b (n,) or (..., n, k).
 

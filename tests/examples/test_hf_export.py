@@ -7,8 +7,15 @@ import sys
 
 import numpy as np
 import pytest
-from text.hf_export import HfExport, byte_characters, hf_tokenizer
-from text.tokenizers import BpeTokenizer, ByteTokenizer, CharTokenizer, IdTokenizer, tokenizer_from_json
+from text.hf_export import HfExport
+from text.tokenizers import (
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    IdTokenizer,
+    byte_characters,
+    tokenizer_from_json,
+)
 from training.checkpoint import save_checkpoint
 from training.flags import FlagErrors
 
@@ -113,5 +120,5 @@ def test_an_export_goes_through_no_link(tmp_path, name):
 def test_a_tokenizer_json_is_handed_on():
     pytest.importorskip("tokenizers")
     tokenizer = BpeTokenizer.trained(TEXT, 300)
-    again = tokenizer_from_json({"kind": "bpe", "tokenizer": hf_tokenizer(tokenizer)})
+    again = tokenizer_from_json({"kind": "bpe", "tokenizer": tokenizer.hf_json()})
     np.testing.assert_array_equal(again.encode(TEXT), tokenizer.encode(TEXT))

@@ -83,6 +83,18 @@ def test_a_continued_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert metrics(parts)[-1]["seconds"] >= metrics(parts)[3]["seconds"]
 
 
+def test_a_run_that_goes_on_with_or_without_compiled_loops_says_that_bits_will_differ(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step, (compiled, told) in enumerate([(True, ""), (True, ""), (False, "compiled loops"), (True, "NumPy alone")]):
+        monkeypatch.setattr("minigrad.is_compiled", lambda compiled=compiled: compiled)
+        assert Trainer()(f"--out-dir={out}", f"--max-iters={step}") == 0
+        assert open_checkpoint(out).meta["compiled"] is compiled
+        warning = capsys.readouterr().err
+        assert ("last bits" in warning) == bool(told)
+        assert told in warning
+
+
 def test_lines_after_the_checkpoint_are_dropped(out: Path) -> None:
     flags = (f"--out-dir={out}", "--eval-interval=0", "--log-interval=1", "--checkpoint-interval=2", "--max-iters=6")
     trainer = Trainer()

@@ -9,10 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_check
+from gpu.tools import OF_THE_HOST, suite
+from gpu.work import kernels, leaves
+
+import minigrad as mg
+from minigrad.engine.fused import Fused
 
 
 def test_every_check_ends_well(
@@ -20,7 +26,7 @@ def test_every_check_ends_well(
 ) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
     monkeypatch.setenv("OUT", str(tmp_path))
-    checks = ["machine", "products", "compare", "losses", "kernels", "training", "compiled"]
+    checks = [name for name in gpu_check.CHECKS if name not in ("suite", "sanitizer")]  # which are programs of others
     assert gpu_check.main(["--here", "--quick", "--only", *checks]) == 0
     rows = gpu_check.collected(tmp_path)
     assert json.loads((tmp_path / "gpu_check.json").read_text())["rows"]
@@ -58,6 +64,23 @@ def test_a_check_that_fails_or_hangs_leaves_what_it_found(
     assert rows["losses"] == ("ValueError: all of it", "FAILED")
     assert rows["-- training"] == ("ended with code -6", "FAILED")
     assert rows["-- kernels"] == ("stopped: it did not end in time", "FAILED")
+
+
+def test_every_operation_with_kernels_for_a_gpu_is_compared_and_timed() -> None:
+    """Those with a ``defgpu``, and the two that call their launchers themselves."""
+    with mg.profile() as p:
+        for kernel in kernels(1, 2, 8, 2, 8, 5):
+            kernel.call(*leaves(kernel, np.float32, "cpu"))
+    wanted = {op.name for op in mg.REGISTRY.values() if isinstance(op, Fused) and op.gpu} | {"apply_rope", "drop"}
+    assert wanted <= {event.operation for event in p.events}
+
+
+def test_the_suite_is_every_file_of_tests_for_a_gpu() -> None:
+    """No file is left out or run twice, but for the operations, which run in each dtype."""
+    told = [name for files in suite().values() for name in files if name.endswith(".py")]
+    here = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+    assert {*told} == here - OF_THE_HOST
+    assert len(told) == len({*told}) + 3
 
 
 def test_floors_need_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:

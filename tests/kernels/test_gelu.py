@@ -45,3 +45,13 @@ def test_threads():
 def test_errors():
     with pytest.raises(ArgumentError, match="'none' or 'tanh'"):
         gelu(np.ones(2), "sigmoid")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_far_below_zero_it_is_zero(approximate, dtype):
+    """Also where the exponential that it takes overflows."""
+    x = np.array([-1e30, -1e5, -40, -20, -12, -10.5, -10.1], dtype)
+    value, (slope,) = derived(lambda t: gelu(t, approximate), [x])
+    np.testing.assert_allclose(value, 0, atol=1e-20)
+    np.testing.assert_allclose(slope, 0, atol=1e-20)

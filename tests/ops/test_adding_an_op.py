@@ -17,7 +17,7 @@ import minigrad as mg
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-an-op.md"
-TABLE = "minigrad/ops/elementwise.py"
+TABLE = "minigrad/ops/elementary.py"
 
 
 def code(page: Path) -> list[str]:
@@ -41,7 +41,7 @@ def copied(folder: Path) -> Path:
         copy(ROOT / name, folder / name, **({"ignore": ignored} if copy is shutil.copytree else {}))
     assert f"`{TABLE}`" in PAGE.read_text()
     table = folder / TABLE
-    text = table.read_text().replace('"exp", "exp2",', '"exp", "exp2", "softsign",', 1)
+    text = table.read_text().replace('"sinc"]', '"sinc", "softsign"]', 1)
     assert '"softsign"' in text
     table.write_text(f"{text}\n\n{the_op(PAGE).replace('mg.', '')}")
     return folder

@@ -16,13 +16,15 @@ import torch
 
 import minigrad as mg
 import minigrad.kernels
+import nn
 from minigrad.engine.fused import Fused
 from minigrad.engine.registry import Operation
 from minigrad.testing import sample_inputs
 from support.twins import twin
 
-for module in pkgutil.iter_modules(minigrad.kernels.__path__):
-    importlib.import_module(f"minigrad.kernels.{module.name}")
+for package in (minigrad.kernels, nn):
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
 
 # Results are integers, booleans or constants: nothing to differentiate. The docstring of each says so.
 WITHOUT_DERIVATIVE = {
@@ -38,7 +40,7 @@ PARTS = {
     *("solve_columns", "substitute", "sign_and_log", "orthogonal_triangle"),
     *("eigen", "eigenvalues", "singular", "cofactors", "least_squares", "nuclear", "polar"),
 }
-OPERATIONS = {k: op for k, op in sorted(mg.REGISTRY.items()) if op.function.__module__.startswith("minigrad")}
+OPERATIONS = {k: op for k, op in sorted(mg.REGISTRY.items()) if op.function.__module__.startswith(("minigrad.", "nn."))}
 
 
 @dataclass(frozen=True)

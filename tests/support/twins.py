@@ -1,7 +1,8 @@
 """How NumPy and torch are asked for the same thing, where name, arguments or axes differ from ours.
 
 Each function gets the module, then our arguments. What stands in no table here is called by the name that the
-operation declares (``torch="nn.functional.silu"``) or by its own. Twins follow definitions, not our code.
+operation declares (``torch="nn.functional.silu"``) or by its own. One that declares ``numpy=False``, since NumPy has no
+such function, may have a formula here. Twins follow definitions, not our code.
 """
 
 import math
@@ -18,7 +19,9 @@ def twin(operation: Operation[Any], module: Any) -> Callable[..., Any] | None:
     """What does the same as ``operation`` in ``module``, NumPy or torch; None where it says that nothing does."""
     library = module.__name__
     own = {"numpy": NUMPY, "torch": TORCH}[library].get(operation.name)
-    declared = own or getattr(operation, library)
+    declared = getattr(operation, library)
+    assert not (own and declared), f"{operation.name} has two twins: {library}= where it is defined, and a line here"
+    declared = own or declared
     if callable(declared):
         return lambda *args, **kwargs: declared(module, *args, **kwargs)
     return None if declared is False else attrgetter(declared or operation.name)(module)
@@ -256,6 +259,8 @@ NUMPY = {
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": lambda n, x, w, *rest, **named: _cross_entropy(n, _linear(n, x, w), *rest, **named),
     "attention": _attention,
+    "split_heads": lambda n, x, heads: n.stack(n.split(x, heads, -1), -3),
+    "merge_heads": lambda n, x: n.concatenate(list(n.moveaxis(x, -3, 0)), -1),
 }
 
 # ---- torch ----------------------------------------------------------------------------------------------------------
@@ -379,7 +384,7 @@ TORCH = {
         a,
         b,
     ),
-    "solve": lambda t, a, b: _vector_or_columns(t.linalg.solve, a, b),
+    "solve": lambda t, a, b: _vector_or_columns(t.linalg.solve, a, b),  # torch takes a stack of vectors for a matrix
     "cholesky": lambda t, x, upper=False: t.linalg.cholesky(_symmetric(t, x, not upper), upper=upper),
     "eigh": _eigh,
     "eigvalsh": lambda t, x, UPLO="L": t.linalg.eigvalsh(_symmetric(t, x, UPLO == "L")),

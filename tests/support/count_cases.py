@@ -1,4 +1,4 @@
-"""Prints how many generated cases test each operation: ``PYTHONPATH=.:tests python -m support.registry_table``."""
+"""Prints how many generated cases test each operation: ``PYTHONPATH=.:tests python -m support.count_cases``."""
 
 from collections import Counter
 

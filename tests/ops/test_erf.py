@@ -1,3 +1,5 @@
+"""The error function, which NumPy lacks, beside the C library's."""
+
 import math
 
 import numpy as np

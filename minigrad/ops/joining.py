@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_of, is_array
+from minigrad.backend import Array, array_module, array_of, is_array
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.arguments import as_int, as_operand, normal_axis
@@ -160,7 +160,10 @@ def append(x: Array, values: Array, axis: int | None = None) -> Array:
     >>> print(append(np.array([1.0, 2.0]), 3.0))
     [1. 2. 3.]
     """
-    return concatenate([ravel(x), ravel(values)]) if axis is None else concatenate([x, values], axis)
+    if axis is None:
+        more: Any = values if hasattr(values, "ndim") else array_module(array_of(x)).asarray(values)
+        return concatenate([ravel(x), ravel(more)])
+    return concatenate([x, values], axis)
 
 
 @composite(samples=[sample((2, 1), (3,)), sample((2, 3))], torch=lambda t, *arrays: t.broadcast_tensors(*arrays))

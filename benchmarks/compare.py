@@ -32,7 +32,7 @@ from safetensors.numpy import save_file
 RESULTS = Path(__file__).with_name("results.md")
 BY_HAND = "<!-- written by hand from here on -->"
 
-DEFAULT = ["minigrad", "minigrad+recompute", "torch", "torch+malloc", "torch.compile"]
+DEFAULT = ["minigrad", "minigrad+recompute", "minigrad+numba", "torch", "torch+malloc", "torch.compile"]
 FIRST_STEPS = 5  # their losses are compared, and they compile what there is to compile
 TOLERANCE = 1e-3  # relative
 SLOWEST_STEP = 60.0  # seconds; an engine that needs more is left out of the config

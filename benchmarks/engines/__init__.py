@@ -38,9 +38,12 @@ class Engine:
 # What minigrad asks of glibc's malloc for its own process (minigrad/machine/allocator.py): to keep freed memory.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 
+NUMPY = {"MINIGRAD_COMPILED": "0"}  # whether or not numba is installed
+
 ENGINES = {
-    "minigrad": Engine("minigrad_lm", "minigrad"),
-    "minigrad+recompute": Engine("minigrad_lm", "minigrad", {"recompute_ffn": True}, configs=("cs336",)),
+    "minigrad": Engine("minigrad_lm", "minigrad", environment=NUMPY),
+    "minigrad+recompute": Engine("minigrad_lm", "minigrad", {"recompute_ffn": True}, NUMPY, configs=("cs336",)),
+    "minigrad+numba": Engine("minigrad_lm", "numba"),
     "torch": Engine("torch_lm", "torch"),
     "torch+malloc": Engine("torch_lm", "torch", environment=MALLOC),
     "torch.compile": Engine("torch_lm", "torch", {"compiled": True}),

@@ -53,6 +53,7 @@ def numbers(value: Any) -> Iterator[Any]:
     return (part.numpy() if isinstance(part, mg.Tensor) else np.asarray(part) for _, part in leaves(value))
 
 
+@pytest.mark.cpu_only("arrays of NumPy beside Tensors of the default device")
 @pytest.mark.parametrize(("theirs", "ours"), rows("Transforms"), ids=lambda cell: cell.split("`")[1])
 def test_transforms(theirs: str, ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "funcsigs", inspect)  # which took its place; multigrad_dict still asks for it

@@ -24,7 +24,7 @@ from minigrad import ops
 from minigrad.backend import array_module, array_of, is_array
 from minigrad.engine import core
 from minigrad.engine.backward import gradients, nodes_behind
-from minigrad.engine.core import Node, again
+from minigrad.engine.core import Node, rewrap_value
 from minigrad.engine.fused import Fused
 from minigrad.engine.plan import FACTS, argument_and_fact, picked
 from minigrad.engine.recording import Setting, enable_grad
@@ -192,7 +192,7 @@ def _stack_of_linear(step: _Step, given: Sequence[Any]) -> Any:
 def _as_recorded(node: Node, position: int, value: Any) -> Any:
     """An argument of a node as the Tensor that it was, if a gradient flows through it."""
     wrt = node.plan.wrt
-    return again(value, node.parents[wrt.index(position)], ()) if position in wrt else value
+    return rewrap_value(value, node.parents[wrt.index(position)], ()) if position in wrt else value
 
 
 def _by_rule(step: _Step, declared: Any, t: Any) -> Any:
@@ -202,7 +202,7 @@ def _by_rule(step: _Step, declared: Any, t: Any) -> Any:
 
     def value(name: str) -> Any:
         if name == "out":
-            return again(calls.results[node], node, ()) if create_graph else calls.results[node]
+            return rewrap_value(calls.results[node], node, ()) if create_graph else calls.results[node]
         argument, fact = argument_and_fact(name, positions)
         found = arguments[positions[argument]]
         if fact:

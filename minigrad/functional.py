@@ -185,7 +185,8 @@ def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bo
     >>> print(value.item(), slope.data)
     5.0 [2. 4.]
     """
-    several(argnums) and [as_int(i, "argnums") for i in several(argnums)]
+    for i in several(argnums):
+        as_int(i, "argnums")
 
     @_named("value and gradient", fn)
     @explained

@@ -18,7 +18,7 @@ import numpy as np
 from minigrad import linalg, ops
 from minigrad.backend import array_module, as_dtype, is_array, to_gpu_of_any
 from minigrad.engine import core
-from minigrad.engine.recording import mode
+from minigrad.engine.recording import current_mode
 from minigrad.engine.registry import REGISTRY
 from minigrad.errors import CallError
 from minigrad.messages.arguments import as_operand
@@ -430,7 +430,7 @@ def _refused(name: str, hint: str = "") -> CallError:
 
 def _recorded(value: Any) -> bool:
     """Whether a Tensor in ``value`` belongs to a graph that is being recorded."""
-    return mode().recording and any(tensor._requires_grad for tensor in _tensors(value))
+    return current_mode().recording and any(tensor._requires_grad for tensor in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[Any]:

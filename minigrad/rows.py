@@ -18,7 +18,7 @@ import numpy as np
 from minigrad import ops
 from minigrad.backend import array_module, array_of, is_array
 from minigrad.engine import core
-from minigrad.engine.backward import Pass, nodes_behind
+from minigrad.engine.backward import Pass, nodes_behind, with_zeros
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node
 from minigrad.engine.fused import Fused
@@ -30,7 +30,7 @@ LARGEST = 1 << 22  # numbers in the rows of one gradient: more rows than that go
 
 
 def pull_rows(out: Any, variables: Sequence[Any], rows: Any, create_graph: bool) -> list[Any]:
-    """For each variable its gradients for ``rows``, a stack of gradients of ``out``; None where that depends on it not.
+    """For each variable its gradients for ``rows``, a stack of gradients of ``out``; None where it has no part in it.
 
     They are arrays, or with ``create_graph`` recorded Tensors. Nodes keep what they hold, for another pass.
     """
@@ -59,11 +59,9 @@ class Rows(Pass):
         """Run the rules of ``node`` for all rows and hand each gradient to its parent."""
         node.check()
         if type(g) is tuple:
-            facts = zip(g, node.shape, node.dtype, strict=True)
-            xp = array_module(*[array_of(part) for part in g])
-            g = tuple(xp.zeros((self.count, *s), dtype) if part is None else part for part, s, dtype in facts)
+            g = with_zeros(g, node, (self.count,))
         for edge, gradient in zip(node.parents, self.pulled(node, g), strict=True):
-            if gradient is not None and (self.useful is None or edge in self.useful):
+            if gradient is not None and (self.receivers is None or edge in self.receivers):
                 whole = type(gradient) is tuple
                 self.accumulate(edge, gradient if whole else self.fitted(gradient, edge, node.primitive.elementwise))
 

@@ -81,7 +81,7 @@ def _check_mask(mask: Any, scores: tuple[int, ...]) -> None:
         raise ShapeError(f"a mask that broadcasts to the scores (..., heads, L, S) = {scores}", got, hint)
 
 
-def share_of(dropout_p: float) -> float:
+def dropout_scale(dropout_p: float) -> float:
     """The factor of the weights that are kept: 1/(1 - p), and 0 where none is."""
     if not 0 <= dropout_p <= 1:
         raise ArgumentError("a dropout probability within 0 and 1", f"dropout_p={dropout_p}", "0 is off")
@@ -269,7 +269,7 @@ class AttentionCall:
         for size, part, axis in zip(self.rows, at, range(4), strict=True):
             rows = rows * size + np.arange(size)[part].reshape(-1, *[1] * (3 - axis))
         mask = dropout_mask(self.seed, rows, j, self.dropout_p)
-        return (mask * self.q.dtype.type(share_of(self.dropout_p))).reshape(shape)
+        return (mask * self.q.dtype.type(dropout_scale(self.dropout_p))).reshape(shape)
 
 
 def _flat(x: Array | None) -> Array | None:
@@ -322,7 +322,7 @@ def call_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any
     k4, v4 = (_spread(_readable(x, wide), (*sizes.lead, h)).reshape(n, h, *x.shape[-2:]) for x in (k, v))
     if mask is not None:
         mask = _mask_view(mask if mask.dtype == bool else mask.astype(wide, copy=False), sizes)
-    share_of(dropout_p)
+    dropout_scale(dropout_p)
     return AttentionCall(q5, k4, v4, mask, scale_of(scale, q), pattern, dropout_p, seed), sizes
 
 

@@ -54,7 +54,7 @@ class Calls(Instrument):
 def products(
     outs: Sequence[Any], tangents: Mapping[Any, Any], calls: Calls, create_graph: bool, count: int | None = None
 ) -> list[Any]:
-    """``J t`` for each Tensor of ``outs``, of the tangents of edges; None where it depends on none of them.
+    """``J t`` for each Tensor of ``outs``, from the tangents of edges; None where it depends on none of them.
 
     They are arrays, or with ``create_graph`` recorded Tensors. ``calls`` was at work when the graph was recorded. With
     ``count`` each tangent is a stack of so many, along a first axis, and so is each product.
@@ -71,7 +71,7 @@ def products(
 
 
 class _Step(NamedTuple):
-    """How tangents pass one node: singly, or so ``many`` of them in a stack."""
+    """How tangents pass one node: one tangent, or ``many`` in a stack."""
 
     node: Node
     calls: Calls
@@ -103,7 +103,7 @@ class _Step(NamedTuple):
         return self.in_shape(_sum(iter(total)))
 
     def one_by_one(self, given: Sequence[Any]) -> Any:
-        """The products with a stack of tangents, each made by itself."""
+        """The products with a stack of tangents, one after the other."""
         alone, whole = self._replace(many=None), type(self.node.dtype) is tuple
         found = [alone.pushed([None if t is None else t[k] for t in given]) for k in range(self.many or 0)]
         return tuple(stacked(rows) for rows in zip(*found, strict=True)) if whole else stacked(found)
@@ -116,7 +116,7 @@ class _Step(NamedTuple):
         return self.spread(t, node.shape, node.dtype)
 
     def spread(self, t: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        """``t`` repeated until it has the shape, that of each of a stack, and in the dtype."""
+        """``t`` broadcast to this shape, which each element of a stack gets, and cast to the dtype."""
         if self.many is not None:
             missing = len(shape) + 1 - t.ndim
             shape = (self.many, *shape)
@@ -159,7 +159,7 @@ def _linear(step: _Step, given: Sequence[Any]) -> Iterator[Any]:
 
 
 def _stack_of_linear(step: _Step, given: Sequence[Any]) -> Any:
-    """A linear primitive applied to stacks of tangents; None where it isn't, or takes none."""
+    """A linear primitive applied to stacks of tangents; None where it isn't linear, or takes no stacks."""
     node, primitive = step.node, step.node.primitive
     if node not in step.calls.arguments:
         return None

@@ -160,7 +160,7 @@ def _like(value: Any) -> Callable[..., Any]:
 
 
 def _of_several(function: Any, operation: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of several arrays. Of a recorded one it is ours; else NumPy's, from which SciPy takes plain arrays."""
+    """A function of several arrays: ours if one is recorded, else NumPy's, from which SciPy takes plain arrays."""
 
     def tensor(x: Any) -> Any:
         return x if isinstance(x, core.Tensor) else core.Tensor._wrap(np.asarray(x))

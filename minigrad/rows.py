@@ -1,9 +1,9 @@
 """Many gradients of one graph in a single backward pass: the rows of a Jacobian.
 
 Each gradient gets one more axis in front, along which the rows lie. Rules of elementwise primitives broadcast over it
-by themselves. A primitive that ``stacks`` is asked as if it had been called on a stack of equal arguments, which are
-views: their shapes get the axis too, and axes are counted from the end. Products of matrices have rules of their own,
-kernels their definition. Other primitives are asked row by row.
+by themselves. Rules of a primitive that ``stacks`` run as if it had been called on a stack of equal arguments, which
+are views: their shapes get the axis too, and axes are counted from the end. Products of matrices have rules of their
+own here. A kernel's definition is differentiated in its place. Rules of other primitives run row by row.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def stacked(found: Sequence[Any]) -> Any:
 
 
 def _stacked(node: Node, residuals: Sequence[Any], count: int) -> list[Any] | None:
-    """What the node would have kept, called on a stack of ``count`` equal arguments; None where it can't be."""
+    """What the node would have kept if called on a stack of ``count`` equal arguments; None where it can't be."""
     primitive, plan = node.primitive, node.plan
     ruled = {i for declared in primitive.rules for i in declared.positions}
     own = [np.ndim(value) for value, i in zip(residuals, plan.sources, strict=True) if i in ruled]

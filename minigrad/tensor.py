@@ -40,7 +40,7 @@ Hook: TypeAlias = Callable[[Any], Any]  # of a gradient, an array or a Tensor, t
 
 
 class RunsAgain(Setting):
-    """Inside runs a function of ``checkpoint``, which runs once more later: what it added to ``.grad`` would double."""
+    """Inside, a function of ``checkpoint`` runs, and will run once more: what it added to ``.grad`` would double."""
 
 
 class Handle:
@@ -114,7 +114,7 @@ class Tensor:
 
     @staticmethod
     def _joined(lists: Any) -> Tensor:
-        """The Tensor that nested lists with Tensors in them are, wherever an array is meant."""
+        """The Tensor that nested lists with Tensors in them stand for, wherever an array is meant."""
         tensor: Tensor = ops.from_nested(lists)
         return tensor
 

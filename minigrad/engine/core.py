@@ -173,9 +173,9 @@ class Primitive(Operation[P]):
         return self._add_rules(self.rules, rules, named)
 
     def defjvp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
-        """Give Jacobian-vector products alike: the first parameter is the tangent of that argument; they are summed.
+        """Give Jacobian-vector products: a rule's first parameter is its argument's tangent; the products are summed.
 
-        Forward mode needs none where the primitive is elementwise or linear, and does without one elsewhere, slowly.
+        Elementwise and linear primitives need no such rule. Forward mode works without it elsewhere too, slowly.
         """
         return self._add_rules(self.forward_rules, rules, named)
 

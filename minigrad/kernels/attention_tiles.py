@@ -165,7 +165,7 @@ class AttentionCall:
         if not n * h * g * i:
             return []
         block = self.step * g * min(self.part, self.widest)  # scores of a head at once
-        read = self.seen // i * d  # numbers of k that a tile reads on the mean
+        read = self.seen // i * d  # numbers of k that a tile reads on average
         heads = min(TILE // max(1, block), COPIES // max(1, read), (n * h + 1) // 2)
         if heads >= h:
             return [(part, slice(0, h)) for part in _split(n, heads // h)]
@@ -258,7 +258,7 @@ class AttentionCall:
     def slopes(
         self, scores: Array, ds: Array, block: Block, shift: Array | None, inverse: Any = None, mean: Any = None
     ) -> bool:
-        """With P = E · inverse turn scores into P and ds into P (ds - mean), at once; whether that was done."""
+        """Turn scores into P = E · inverse and ds into P (ds - mean) in one pass; returns whether it could."""
         if block.spans is None:
             return False
         return slopes_of(_matrix(scores), _matrix(ds), block.spans, _flat(shift), _flat(inverse), _flat(mean))

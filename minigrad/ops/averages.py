@@ -202,7 +202,7 @@ def _restored(result: Array, ndim: int, axis: Axes, keepdims: bool) -> Array:
 @composite(samples=[sample((2, 3), axis=1), sample((4,)), sample((3, 4), axis=0, keepdims=True)],
            torch=lambda t, x, axis=None, keepdims=False: _torch_quantile(t, x, 0.5, axis, keepdims))  # fmt: skip
 def median(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """The middle element over ``axis``, of an even number the mean of the two in the middle; NaN if one is.
+    """The middle element over ``axis``, or the mean of the two in the middle; NaN if one is NaN.
 
     >>> print(median(np.array([1.0, 7.0, 2.0, 4.0])))
     3.0

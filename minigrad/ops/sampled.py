@@ -162,7 +162,7 @@ _places = np.array([-1.5, -0.5, 0.25, 1.0])
 def interp(
     x: Array, xp: Array, fp: Array, left: Array | None = None, right: Array | None = None, period: float | None = None
 ) -> Array:
-    """At each x the piecewise linear function through the points (xp, fp), of which xp increase.
+    """At each x the piecewise linear function through the points (xp, fp), where xp increases.
 
     Below and above them it is ``left`` and ``right``, by default the first and the last fp. With a ``period`` it is
     periodic, and xp may come in any order. At a knot it has the slope of the piece that begins there.

@@ -73,7 +73,7 @@ class _Recompute:
         finally:
             random.set_state(now)
             for holder, count in zip(holders, hooks, strict=True):
-                del (holder._hooks or [])[count:]  # those that the function gave them in the forward pass are there
+                del (holder._hooks or [])[count:]  # what this second run gave them, the first did
         gradients = g if isinstance(g, tuple) else (g,)
         work = Pass(create_graph=create_graph, retain_graph=create_graph, targets=set(self.edges), inner=True)
         work.run([(o.node, g) for o, g in zip(outs, gradients, strict=True) if _is_new(o, start)])

@@ -322,7 +322,7 @@ def call_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any
     k4, v4 = (_spread(_readable(x, wide), (*sizes.lead, h)).reshape(n, h, *x.shape[-2:]) for x in (k, v))
     if mask is not None:
         mask = _mask_view(mask if mask.dtype == bool else mask.astype(wide, copy=False), sizes)
-    dropout_scale(dropout_p)
+    dropout_scale(dropout_p)  # refuses what is no probability
     return AttentionCall(q5, k4, v4, mask, scale_of(scale, q), pattern, dropout_p, seed), sizes
 
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from minigrad import random
 from minigrad.engine.backward import Pass, nodes_behind
-from minigrad.engine.core import Node, again, attach, attach_several, behind_views, node_ids, notify
+from minigrad.engine.core import Node, attach, attach_several, behind_views, node_ids, notify, rewrap_value
 from minigrad.engine.plan import Plan
-from minigrad.engine.recording import enable_grad, in_precision, is_grad_enabled, mode
+from minigrad.engine.recording import current_mode, enable_grad, in_precision, is_grad_enabled
 from minigrad.errors import DTypeError, GraphError
 from minigrad.instruments.observe import Instrument
 from minigrad.messages.explain import describe, explained
@@ -51,7 +51,7 @@ class _Recompute:
         self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], drawn: tuple[Any, Any]
     ) -> None:
         self.fn, self.sources, self.edges, self.reads, self.drawn = fn, sources, edges, reads, drawn
-        self.precision = mode().autocast
+        self.precision = current_mode().autocast
         self.position = {f"input {i}": i for i in range(len(edges))}
 
     def argument(self, position: int) -> str:
@@ -67,13 +67,13 @@ class _Recompute:
         random.set_state(self.drawn[0])
         try:
             with enable_grad(), in_precision(self.precision), RunsAgain():
-                args = [again(a, *source) for a, source in zip(node.residuals, self.sources, strict=True)]
+                args = [rewrap_value(a, *source) for a, source in zip(node.residuals, self.sources, strict=True)]
                 outs = several(self.fn(*args))
             self.compare(node, outs, start)
         finally:
             random.set_state(now)
             for holder, count in zip(holders, hooks, strict=True):
-                del (holder._hooks or [])[count:]  # those that the function gave them in the forward pass are there
+                del (holder._hooks or [])[count:]  # what this second run gave them, the first did
         gradients = g if isinstance(g, tuple) else (g,)
         work = Pass(create_graph=create_graph, retain_graph=create_graph, targets=set(self.edges), inner=True)
         work.run([(o.node, g) for o, g in zip(outs, gradients, strict=True) if _is_new(o, start)])

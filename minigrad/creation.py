@@ -188,7 +188,7 @@ def linspace(
     axis: int = 0,
     device: str | None = None,
 ) -> Tensor:
-    """``num`` numbers from ``start`` to ``stop``, evenly apart along a new ``axis``; a gradient flows to both.
+    """``num`` numbers from ``start`` to ``stop``, evenly spaced along a new ``axis``; a gradient flows to both.
 
     endpoint: whether the last one is ``stop``, or would be the next. The dtype is NumPy's: float64 of plain numbers.
 

@@ -24,7 +24,7 @@ from minigrad import ops
 from minigrad.backend import array_module, array_of, is_array
 from minigrad.engine import core
 from minigrad.engine.backward import gradients, nodes_behind
-from minigrad.engine.core import Node, again
+from minigrad.engine.core import Node, rewrap_value
 from minigrad.engine.fused import Fused
 from minigrad.engine.plan import FACTS, argument_and_fact, picked
 from minigrad.engine.recording import Setting, enable_grad
@@ -54,7 +54,7 @@ class Calls(Instrument):
 def products(
     outs: Sequence[Any], tangents: Mapping[Any, Any], calls: Calls, create_graph: bool, count: int | None = None
 ) -> list[Any]:
-    """``J t`` for each Tensor of ``outs``, of the tangents of edges; None where it depends on none of them.
+    """``J t`` for each Tensor of ``outs``, from the tangents of edges; None where it depends on none of them.
 
     They are arrays, or with ``create_graph`` recorded Tensors. ``calls`` was at work when the graph was recorded. With
     ``count`` each tangent is a stack of so many, along a first axis, and so is each product.
@@ -71,7 +71,7 @@ def products(
 
 
 class _Step(NamedTuple):
-    """How tangents pass one node: singly, or so ``many`` of them in a stack."""
+    """How tangents pass one node: one tangent, or ``many`` in a stack."""
 
     node: Node
     calls: Calls
@@ -103,7 +103,7 @@ class _Step(NamedTuple):
         return self.in_shape(_sum(iter(total)))
 
     def one_by_one(self, given: Sequence[Any]) -> Any:
-        """The products with a stack of tangents, each made by itself."""
+        """The products with a stack of tangents, one after the other."""
         alone, whole = self._replace(many=None), type(self.node.dtype) is tuple
         found = [alone.pushed([None if t is None else t[k] for t in given]) for k in range(self.many or 0)]
         return tuple(stacked(rows) for rows in zip(*found, strict=True)) if whole else stacked(found)
@@ -116,7 +116,7 @@ class _Step(NamedTuple):
         return self.spread(t, node.shape, node.dtype)
 
     def spread(self, t: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        """``t`` repeated until it has the shape, that of each of a stack, and in the dtype."""
+        """``t`` broadcast to this shape, which each element of a stack gets, and cast to the dtype."""
         if self.many is not None:
             missing = len(shape) + 1 - t.ndim
             shape = (self.many, *shape)
@@ -159,7 +159,7 @@ def _linear(step: _Step, given: Sequence[Any]) -> Iterator[Any]:
 
 
 def _stack_of_linear(step: _Step, given: Sequence[Any]) -> Any:
-    """A linear primitive applied to stacks of tangents; None where it isn't, or takes none."""
+    """A linear primitive applied to stacks of tangents; None where it isn't linear, or takes no stacks."""
     node, primitive = step.node, step.node.primitive
     if node not in step.calls.arguments:
         return None
@@ -192,7 +192,7 @@ def _stack_of_linear(step: _Step, given: Sequence[Any]) -> Any:
 def _as_recorded(node: Node, position: int, value: Any) -> Any:
     """An argument of a node as the Tensor that it was, if a gradient flows through it."""
     wrt = node.plan.wrt
-    return again(value, node.parents[wrt.index(position)], ()) if position in wrt else value
+    return rewrap_value(value, node.parents[wrt.index(position)], ()) if position in wrt else value
 
 
 def _by_rule(step: _Step, declared: Any, t: Any) -> Any:
@@ -202,7 +202,7 @@ def _by_rule(step: _Step, declared: Any, t: Any) -> Any:
 
     def value(name: str) -> Any:
         if name == "out":
-            return again(calls.results[node], node, ()) if create_graph else calls.results[node]
+            return rewrap_value(calls.results[node], node, ()) if create_graph else calls.results[node]
         argument, fact = argument_and_fact(name, positions)
         found = arguments[positions[argument]]
         if fact:

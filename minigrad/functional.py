@@ -102,7 +102,7 @@ def grad(
     argnums: Any = 0,
     has_aux: bool = False,
 ) -> Any:
-    """Gradients of ``outputs`` with respect to ``inputs``, as a tuple of Tensors; or of a function, as a function.
+    """Gradients of ``outputs`` with respect to ``inputs``, a tuple of Tensors; for a function its gradient function.
 
     ``grad(fn, argnums=0)`` is the function of the gradient of ``fn``, which returns a scalar, with respect to the
     arguments ``argnums``: one, or a tuple of them. With ``has_aux`` it gives (gradient, aux).
@@ -185,7 +185,8 @@ def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bo
     >>> print(value.item(), slope.data)
     5.0 [2. 4.]
     """
-    several(argnums) and [as_int(i, "argnums") for i in several(argnums)]
+    for i in several(argnums):
+        as_int(i, "argnums")
 
     @_named("value and gradient", fn)
     @explained
@@ -200,7 +201,7 @@ def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bo
 
 @explained
 def elementwise_grad(fn: Function, argnums: int | tuple[int, ...] = 0) -> Function:
-    """A function that returns the gradient of the sum of ``fn``'s result: of elementwise functions the derivative.
+    """A function that returns the gradient of the sum of ``fn``'s result: the derivative, if ``fn`` is elementwise.
 
     >>> print(elementwise_grad(lambda x: x**3)(np.array([1.0, 2.0])).data)
     [ 3. 12.]
@@ -314,8 +315,8 @@ def jacobian(
     argnums  the arguments to differentiate by, by default all
     has_aux  whether ``fn`` returns (out, aux); then the result is (jacobian, aux)
 
-    Without arguments it is the function of the Jacobian, with respect to the first argument unless ``argnums`` says
-    other. Where ``fn`` returns a container, the Jacobians stand in one like it.
+    Without arguments it returns the function that computes the Jacobian, with respect to the first argument unless
+    ``argnums`` says otherwise. Where ``fn`` returns a container, the Jacobians stand in one like it.
 
     >>> print(jacobian(lambda x: x * x, np.array([1.0, 2.0])).data)
     [[2. 0.]
@@ -403,8 +404,8 @@ def hessian(fn: Function, /, *args: Any, argnums: Argnums = None, **kwargs: Any)
 def hessian(fn: Function, /, *args: Any, argnums: Argnums = None, **kwargs: Any) -> Any:
     """All second derivatives of a scalar function: ``arg.shape + arg.shape``, or a tuple of tuples for several args.
 
-    ``argnums`` names the arguments to differentiate by, by default all. Without arguments it is the function of the
-    Hessian, with respect to the first argument unless ``argnums`` says other.
+    ``argnums`` names the arguments to differentiate by, by default all. Without arguments it returns the
+    function that computes the Hessian, with respect to the first argument unless ``argnums`` says otherwise.
 
     >>> print(hessian(lambda x: (x**3).sum(), np.array([1.0, 2.0])).data)
     [[ 6.  0.]

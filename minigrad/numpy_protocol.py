@@ -18,7 +18,7 @@ import numpy as np
 from minigrad import linalg, ops
 from minigrad.backend import array_module, as_dtype, is_array, to_gpu_of_any
 from minigrad.engine import core
-from minigrad.engine.recording import mode
+from minigrad.engine.recording import current_mode
 from minigrad.engine.registry import REGISTRY
 from minigrad.errors import CallError
 from minigrad.messages.arguments import as_operand
@@ -160,7 +160,7 @@ def _like(value: Any) -> Callable[..., Any]:
 
 
 def _of_several(function: Any, operation: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of several arrays. Of a recorded one it is ours; else NumPy's, from which SciPy takes plain arrays."""
+    """A function of several arrays: ours if one is recorded, else NumPy's, from which SciPy takes plain arrays."""
 
     def tensor(x: Any) -> Any:
         return x if isinstance(x, core.Tensor) else core.Tensor._wrap(np.asarray(x))
@@ -430,7 +430,7 @@ def _refused(name: str, hint: str = "") -> CallError:
 
 def _recorded(value: Any) -> bool:
     """Whether a Tensor in ``value`` belongs to a graph that is being recorded."""
-    return mode().recording and any(tensor._requires_grad for tensor in _tensors(value))
+    return current_mode().recording and any(tensor._requires_grad for tensor in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -1,9 +1,9 @@
 """Many gradients of one graph in a single backward pass: the rows of a Jacobian.
 
 Each gradient gets one more axis in front, along which the rows lie. Rules of elementwise primitives broadcast over it
-by themselves. A primitive that ``stacks`` is asked as if it had been called on a stack of equal arguments, which are
-views: their shapes get the axis too, and axes are counted from the end. Products of matrices have rules of their own,
-kernels their definition. Other primitives are asked row by row.
+by themselves. Rules of a primitive that ``stacks`` run as if it had been called on a stack of equal arguments, which
+are views: their shapes get the axis too, and axes are counted from the end. Products of matrices have rules of their
+own here. A kernel's definition is differentiated in its place. Rules of other primitives run row by row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from minigrad import ops
 from minigrad.backend import array_module, array_of, is_array
 from minigrad.engine import core
-from minigrad.engine.backward import Pass, nodes_behind
+from minigrad.engine.backward import Pass, nodes_behind, with_zeros
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node
 from minigrad.engine.fused import Fused
@@ -30,7 +30,7 @@ LARGEST = 1 << 22  # numbers in the rows of one gradient: more rows than that go
 
 
 def pull_rows(out: Any, variables: Sequence[Any], rows: Any, create_graph: bool) -> list[Any]:
-    """For each variable its gradients for ``rows``, a stack of gradients of ``out``; None where that depends on it not.
+    """For each variable its gradients for ``rows``, a stack of gradients of ``out``; None where it has no part in it.
 
     They are arrays, or with ``create_graph`` recorded Tensors. Nodes keep what they hold, for another pass.
     """
@@ -59,11 +59,9 @@ class Rows(Pass):
         """Run the rules of ``node`` for all rows and hand each gradient to its parent."""
         node.check()
         if type(g) is tuple:
-            facts = zip(g, node.shape, node.dtype, strict=True)
-            xp = array_module(*[array_of(part) for part in g])
-            g = tuple(xp.zeros((self.count, *s), dtype) if part is None else part for part, s, dtype in facts)
+            g = with_zeros(g, node, (self.count,))
         for edge, gradient in zip(node.parents, self.pulled(node, g), strict=True):
-            if gradient is not None and (self.useful is None or edge in self.useful):
+            if gradient is not None and (self.receivers is None or edge in self.receivers):
                 whole = type(gradient) is tuple
                 self.accumulate(edge, gradient if whole else self.fitted(gradient, edge, node.primitive.elementwise))
 
@@ -122,7 +120,7 @@ def stacked(found: Sequence[Any]) -> Any:
 
 
 def _stacked(node: Node, residuals: Sequence[Any], count: int) -> list[Any] | None:
-    """What the node would have kept, called on a stack of ``count`` equal arguments; None where it can't be."""
+    """What the node would have kept if called on a stack of ``count`` equal arguments; None where it can't be."""
     primitive, plan = node.primitive, node.plan
     ruled = {i for declared in primitive.rules for i in declared.positions}
     own = [np.ndim(value) for value, i in zip(residuals, plan.sources, strict=True) if i in ruled]

@@ -174,7 +174,7 @@ t = Family(
 
 
 def _density(logpdf: Function, powers: Function, edge: Array, z: Array, *shapes: Array) -> Array:
-    """``e^logpdf``; at the edge of the support, where the logarithm is infinite, the powers of which it is the product.
+    """``e^logpdf``; at the edge of the support, where the logarithm is infinite, the product of its powers.
 
     So the slope there is the limit from inside: at z = 0 that of z^p is 0, 1 or ∞ as p is above, at or below 1.
     """

@@ -27,7 +27,7 @@ from minigrad.backend import (
 )
 from minigrad.engine import core
 from minigrad.engine.backward import backward
-from minigrad.engine.recording import Setting, mode
+from minigrad.engine.recording import Setting, current_mode
 from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, GraphError, ShapeError
 from minigrad.kernels.operations import log_softmax, softmax
 from minigrad.messages.arguments import as_operand, from_lists
@@ -40,7 +40,7 @@ Hook: TypeAlias = Callable[[Any], Any]  # of a gradient, an array or a Tensor, t
 
 
 class RunsAgain(Setting):
-    """Inside runs a function of ``checkpoint``, which runs once more later: what it added to ``.grad`` would double."""
+    """Inside, a function of ``checkpoint`` runs, and will run once more: what it added to ``.grad`` would double."""
 
 
 class Handle:
@@ -114,7 +114,7 @@ class Tensor:
 
     @staticmethod
     def _joined(lists: Any) -> Tensor:
-        """The Tensor that nested lists with Tensors in them are, wherever an array is meant."""
+        """The Tensor that nested lists with Tensors in them stand for, wherever an array is meant."""
         tensor: Tensor = ops.from_nested(lists)
         return tensor
 
@@ -231,7 +231,7 @@ class Tensor:
         >>> (x * x).backward(); print(x.grad)
         6.0
         """
-        if any(isinstance(setting, RunsAgain) for setting in mode().blocks):
+        if any(isinstance(setting, RunsAgain) for setting in current_mode().blocks):
             hint = "minigrad.grad(loss, tensors) returns them; or call backward() outside of the function"
             raise GraphError("no gradients added in a function under checkpoint, which runs twice", "backward()", hint)
         backward(self, gradient, retain_graph)
@@ -288,7 +288,7 @@ class Tensor:
         return ops.astype(self, self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if self._requires_grad and mode().recording:
+        if self._requires_grad and current_mode().recording:
             got = f"a NumPy array made of {self._brief()}, through which no gradient flows"
             hint = "minigrad's function of that name or minigrad.stack; x.numpy() for the numbers alone"
             raise GraphError("a function that records what it does", got, hint)
@@ -369,8 +369,8 @@ class Tensor:
 
     def _number(self) -> Any:
         """The only element, which ``float`` and ``math.exp`` ask for; in a transform they would cut the graph."""
-        current = mode()
-        if self._requires_grad and current.transforming and current.recording:
+        mode = current_mode()
+        if self._requires_grad and mode.transforming and mode.recording:
             got = f"a Python number made of {self._brief()}, through which no gradient flows"
             hint = "minigrad's function in place of math's; x.item() for the number alone"
             raise GraphError("a function that records what it does", got, hint)
@@ -416,7 +416,7 @@ class Tensor:
         """What ``x += y`` makes of x, from ``x + y``: x itself if it is a leaf, under ``no_grad``; else the result."""
         if self.node is not None or not self._requires_grad:
             return made
-        if mode().recording:
+        if current_mode().recording:
             got = f"{sign}= of a leaf, {self._brief()}, whose .grad would stay None"
             hint = f"y = x {sign} … makes another tensor; under minigrad.no_grad() {sign}= changes the leaf itself"
             raise GraphError("a result of operations on the left, or no_grad()", got, hint)

@@ -39,7 +39,7 @@ def gradcheck(fn: Callable[..., Any], inputs: Any, eps: float = 1e-6, atol: floa
 
     fn          a function of Tensors with one result or several, the same at every call
     inputs      a Tensor or array, or a sequence of arguments, also containers of them such as a model's parameters.
-                Checked are the Tensors that require a gradient, or all floating-point arrays and Tensors if none does;
+                The Tensors that require a gradient are checked, or all floating-point arrays and Tensors if none does;
                 the others are constants. All is computed in float64.
     eps         the step h, times the size of an element where that is above 1; keep 10 steps away from kinks
     atol, rtol  a derivative may differ by ``atol + rtol·|q|``, and by what rounding can do to q

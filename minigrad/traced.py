@@ -24,7 +24,7 @@ Argnums = int | tuple[int, ...] | None
 
 
 class _Variable(Tensor):
-    """A leaf that a transform made, and when: what was made while a function ran is no outer graph to it."""
+    """A leaf that a transform made, and when: leaves made while its function runs are no outer graph of it."""
 
     __slots__ = ("birth",)
     birth: int
@@ -55,7 +55,7 @@ class Traced:
     """One call of a function on variables.
 
     args       the wanted arguments, as they were given
-    variables  of their leaves, in order
+    variables  one for each of their leaves, in order
     out, outs  the result and its leaves; ``aux`` is what came beside it
     nested     whether an outer graph goes on through the results
     """

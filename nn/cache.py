@@ -18,9 +18,9 @@ Pair: TypeAlias = tuple[Array, Array]  # keys and values of a layer, (batch, num
 
 
 class Held(NamedTuple):
-    """Keys and values of a layer: those of the sinks, then of later positions, of which ``gone`` are no more."""
+    """Keys and values of a layer: those of the sinks, then of later positions but the first ``gone``."""
 
-    rooms: tuple[Array, Array]  # (..., heads, size, d): more than there are
+    rooms: tuple[Array, Array]  # (..., heads, size, d), with room to spare
     gone: int
 
     def upto(self, stop: int, gone: int, sinks: int) -> Pair:

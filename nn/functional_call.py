@@ -17,10 +17,10 @@ from .module import HINTS, Module, _listed
 def functional_call(module: Module, parameters: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     """``module(*args, **kwargs)`` with ``parameters`` in the places of its own, by their names.
 
-    All parameters must be there, a tied one under one of its names; buffers may be. Arrays are constants, Tensors keep
-    their gradients' way. Names that are missing or unknown, and wrong shapes, are listed in one StateError. Afterwards
-    the module has its own again, also if it failed, so no other thread may use it meanwhile. What it assigns to its
-    buffers is forgotten where they were given.
+    All parameters must be there, a tied one under one of its names; buffers may be. Arrays are constants;
+    gradients flow to Tensors. Names that are missing or unknown, and wrong shapes, are listed in one StateError.
+    Afterwards the module has its own again, also if it failed, so no other thread may use it meanwhile. What it assigns
+    to its buffers is forgotten where they were given.
 
     >>> import minigrad as mg
     >>> import nn

@@ -127,8 +127,8 @@ class Module:
             raise ArgumentError("a tree of modules", f"{name!r} contains the module that it is assigned to", hint)
 
     def _adopt(self, name: str, child: Module) -> None:
-        """Name what is below ``child`` by its path from here: what lies deep at the first search, or n layers around
-        each other would be named n times.
+        """Name what is below ``child`` by its path from here. What lies deep is named at the first search, or
+        n layers around each other would be named n times.
         """
         path = f"{self._path}{name}."
         deepest = path.count(".") + 32
@@ -166,7 +166,7 @@ class Module:
             waiting += below[::-1]
 
     def _find_hidden(self) -> list[tuple[str, Module]]:
-        """The walk; refuses modules and parameters where it doesn't come by, as in a list that grew later.
+        """The walk; modules and parameters that it doesn't reach, as in a list that grew later, are refused.
 
         Attributes alone may keep them. What is an attribute of a module below this one may stand in a list besides, as
         may what this one is a part of. Called on a part of a model, it lets pass what is an attribute anywhere.
@@ -422,7 +422,7 @@ def _kept_in(value: Any) -> Iterator[Module | Parameter]:
 
 
 def _name(walk: Iterator[tuple[str, Module]]) -> int:
-    """Name modules and their parameters by the paths of a walk; gives the most dots in one."""
+    """Name modules and their parameters by the paths of a walk; returns the most dots in one."""
     named, dots = set(), 0
     for path, module in _once(walk):
         dots = max(dots, path.count("."))

@@ -16,7 +16,7 @@ from support.simulated.default_device import make_default
 
 import minigrad as mg
 from minigrad.engine import core
-from minigrad.engine.recording import current
+from minigrad.engine.recording import mode_variable
 from minigrad.machine import loops
 
 settings.register_profile("dev", max_examples=25, deadline=None)
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _modes() -> dict[str, Any]:
     """The settings of this thread and process that a computation depends on."""
     return {
-        "mode": core.mode(),
+        "mode": core.current_mode(),
         "observers": list(core.observers),
         "threads": mg.get_num_threads(),
         "compiled": loops._state.wanted,
@@ -82,7 +82,7 @@ def sealed() -> Iterator[None]:
     mg.REGISTRY.clear()
     mg.REGISTRY.update(registry)
     core.observers[:] = modes["observers"]
-    current.set(modes["mode"])
+    mode_variable.set(modes["mode"])
     mg.set_num_threads(modes["threads"])
     loops._state.wanted = modes["compiled"]
     np.seterr(**modes["errstate"])

@@ -38,8 +38,8 @@ class Pass:
     retain_graph: bool = False  # whether nodes keep what their derivatives read
     targets: set[Any] | None = None  # edges whose gradients to find; None: all leaves, to add theirs to ``.grad``
     inner: bool = False  # whether this is a part of another pass, which goes on at the targets and runs their hooks
-    leading: set[Any] | None = None  # with targets: the nodes through which one can be reached; None: all that are met
-    useful: set[Any] | None = None  # those and the targets
+    to_visit: set[Any] | None = None  # with targets: the nodes through which one can be reached; None: all that are met
+    receivers: set[Any] | None = None  # those and the targets
     pending: dict[Any, Any] = field(default_factory=dict)
     owned: set[Any] = field(default_factory=set)
     heap: list[tuple[int, Node]] = field(default_factory=list)
@@ -50,22 +50,22 @@ class Pass:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
         with Setting(recording=self.create_graph, autocast=None), self.blocks:
             if self.targets is not None:
-                self.leading = _leading_to(self.targets, [edge for edge, _ in roots], self.inner)
-                self.useful = None if self.leading is None else self.leading | self.targets
+                self.to_visit = _nodes_leading_to(self.targets, [edge for edge, _ in roots], self.inner)
+                self.receivers = None if self.to_visit is None else self.to_visit | self.targets
             for edge, g in roots:
-                if self.useful is None or edge in self.useful:
-                    self.accumulate(edge, _wrapped(g) if self.create_graph else array_of(g))
+                if self.receivers is None or edge in self.receivers:
+                    self.accumulate(edge, _as_tensor(g) if self.create_graph else array_of(g))
             while self.heap:
                 node = heapq.heappop(self.heap)[1]
                 g = self.pending.pop(node)
                 self.owned.discard(node)
                 if node._hooks:
-                    g = self.hooked(node, g)
+                    g = self.run_hooks(node, g)
                 if self.targets is not None and node in self.targets:
                     self.found[node] = g
-                if self.leading is None or node in self.leading:
+                if self.to_visit is None or node in self.to_visit:
                     self.visit(node, g)
-            leaves = {leaf: self.hooked(leaf, g) for leaf, g in self.pending.items() if leaf._requires_grad}
+            leaves = {leaf: self.run_hooks(leaf, g) for leaf, g in self.pending.items() if leaf._requires_grad}
             if self.targets is not None:
                 self.found |= leaves
                 return
@@ -82,17 +82,17 @@ class Pass:
             self.blocks.enter_context(scaled_gradients())
         started = time.perf_counter() if core.observers else 0.0
         if type(g) is tuple:
-            g = _filled(g, node)
+            g = with_zeros(g, node)
         gradients = node.primitive.run_rules(node, g, self.create_graph)
         residuals, parents = node.residuals, node.parents
         if core.observers:
             core.notify("backward", node, g, gradients, started)
         if not self.retain_graph:
             node.release()
-        useful, create = self.useful, self.create_graph
+        receivers, create = self.receivers, self.create_graph
         for k, edge in enumerate(parents):
             found = gradients[k]
-            if found is None or not (useful is None or edge in useful):
+            if found is None or not (receivers is None or edge in receivers):
                 continue
             if type(found) is not tuple and (create or found.dtype is not edge.dtype or found.shape != edge.shape):
                 found = self.match_shape(node.primitive, edge, found)
@@ -103,7 +103,7 @@ class Pass:
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` in the shape and dtype of ``edge``: broadcasting is undone, any other difference refused."""
-        g = _wrapped(g) if self.create_graph else g
+        g = _as_tensor(g) if self.create_graph else g
         if g.shape != edge.shape:
             if not made_by.elementwise:
                 got, hint = f"{g.shape} from a rule of {made_by.name!r}", "a rule returns the shape of its argument"
@@ -111,14 +111,14 @@ class Pass:
             g = unbroadcast(g, edge.shape)
         return g if g.dtype == edge.dtype else g.astype(edge.dtype)
 
-    def hooked(self, edge: Any, g: Any) -> Any:
+    def run_hooks(self, edge: Any, g: Any) -> Any:
         """The complete gradient of ``edge`` as its hooks leave it, one after the other."""
         if not edge._hooks or (self.inner and edge in (self.targets or ())):
             return g
         g = g if self.create_graph else array_module(g).array(g)  # a copy, into which hooks may write
         for hook in tuple(edge._hooks):
-            new = hook(g)
-            g = g if new is None else _given(new, "a gradient from a hook", g, "None leaves the gradient as it is")
+            if (new := hook(g)) is not None:
+                g = _gradient_like(new, "a gradient from a hook", g, "None leaves the gradient as it is")
         return g
 
     def accumulate(self, edge: Any, g: Any) -> None:
@@ -144,14 +144,14 @@ def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> 
     return is_array(g) and g.base is None and all(g is not other for other in (incoming, *(residuals or ()), *earlier))
 
 
-def _filled(g: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
-    """The gradients of several results, with zeros for those that nothing depends on."""
+def with_zeros(g: tuple[Any, ...], node: Node, rows: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """The gradients of several results, with zeros for those that nothing depends on; ``rows`` are axes in front."""
     xp = array_module(*[array_of(part) for part in g])
-    facts = zip(g, node.shape, node.dtype, strict=True)
-    return tuple(xp.zeros(shape, dtype) if part is None else part for part, shape, dtype in facts)
+    parts = zip(g, node.shape, node.dtype, strict=True)
+    return tuple(xp.zeros(rows + shape, dtype) if part is None else part for part, shape, dtype in parts)
 
 
-def _given(g: Any, what: str, like: Any, hint: str) -> Any:
+def _gradient_like(g: Any, what: str, like: Any, hint: str) -> Any:
     """A gradient that the user gave, in the dtype of ``like``, whose shape it must have."""
     g = g if isinstance(g, core.Tensor) else as_operand(g, what)
     if np.shape(g) != like.shape:
@@ -181,7 +181,7 @@ def nodes_behind(roots: Sequence[Any], stop: Callable[[Node], bool] | None) -> s
     return found
 
 
-def _leading_to(targets: set[Any], roots: Sequence[Any], inner: bool) -> set[Any] | None:
+def _nodes_leading_to(targets: set[Any], roots: Sequence[Any], inner: bool) -> set[Any] | None:
     """The nodes from which one of ``targets`` can be reached, None if those are all. The pass visits no others."""
     reachable = nodes_behind(roots, targets.__contains__ if inner else None)
     if not inner and targets | reachable >= {edge for n in reachable for edge in n.parents or (None,)}.union(roots):
@@ -205,7 +205,7 @@ def _seed(out: Any, gradient: Any) -> Any:
             hint = "call .sum() or .mean() first, or pass the gradient of the result"
             raise ShapeError("a scalar, from which a gradient can start", f"shape {out.shape}", hint)
         return array_module(out._data).ones(out.shape, out.dtype)
-    return _given(gradient, "the gradient of a result", out, "one number for each element of the result")
+    return _gradient_like(gradient, "the gradient of a result", out, "one number for each element of the result")
 
 
 def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None:
@@ -221,8 +221,8 @@ def gradients(
     work = Pass(create_graph, retain_graph, set(edges))
     work.run([(out.node or out, seed) for out, seed in zip(outputs, seeds, strict=True)])
     found = map(work.found.get, edges)
-    return [None if g is None else _wrapped(g if create_graph else array_module(g).array(g)) for g in found]
+    return [None if g is None else _as_tensor(g if create_graph else array_module(g).array(g)) for g in found]
 
 
-def _wrapped(g: Any) -> Any:
+def _as_tensor(g: Any) -> Any:
     return g if isinstance(g, core.Tensor) else core.Tensor._wrap(g)

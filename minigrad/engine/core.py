@@ -35,8 +35,8 @@ from typing import Any, overload
 from numpy import ndarray
 
 from minigrad.backend import cast_narrow, is_floating
-from minigrad.engine.plan import Declared, Plan, Rule, argument_and_fact, is_legal, make_plan, picked, residual_names
-from minigrad.engine.recording import F, mode
+from minigrad.engine.plan import DeclaredRule, Plan, Rule, argument_and_fact, is_legal, make_plan, names_read, picked
+from minigrad.engine.recording import F, current_mode
 from minigrad.engine.registry import PLAIN, Operation, P, register
 from minigrad.errors import CallError, GraphError
 from minigrad.messages.arguments import as_list, as_operand
@@ -124,10 +124,10 @@ class Observer:
         """A fused operation ran as its definition, since no kernel takes its arguments. Its parts came before."""
 
 
-def notify(event: str, *facts: Any) -> None:
+def notify(event: str, *details: Any) -> None:
     """Call the method ``event`` of each observer. The list is copied, since an event may add or remove one."""
     for observer in tuple(observers):
-        getattr(observer, event)(*facts)
+        getattr(observer, event)(*details)
 
 
 # ---- 2. primitives --------------------------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ class Primitive(Operation[P]):
         self.names, self.defaults = tuple(arguments), tuple(arguments.values())
         self.position = {name: i for i, name in enumerate(arguments)}
         self.required = sum(default is inspect.Parameter.empty for default in self.defaults)
-        self.rules: list[Declared] = []
-        self.forward_rules: list[Declared] = []
+        self.rules: list[DeclaredRule] = []
+        self.forward_rules: list[DeclaredRule] = []
         self.plans: dict[Any, Any] = {}
 
     def argument(self, position: int) -> str:
@@ -173,9 +173,9 @@ class Primitive(Operation[P]):
         return self._add_rules(self.rules, rules, named)
 
     def defjvp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
-        """Give Jacobian-vector products alike: the first parameter is the tangent of that argument; they are summed.
+        """Give Jacobian-vector products: a rule's first parameter is its argument's tangent; the products are summed.
 
-        Forward mode needs none where the primitive is elementwise or linear, and does without one elsewhere, slowly.
+        Elementwise and linear primitives need no such rule. Forward mode works without it elsewhere too, slowly.
         """
         return self._add_rules(self.forward_rules, rules, named)
 
@@ -188,15 +188,15 @@ class Primitive(Operation[P]):
 
         return declare
 
-    def _add_rules(self, among: list[Declared], rules: Any, named: Any) -> Primitive[P]:
+    def _add_rules(self, among: list[DeclaredRule], rules: Any, named: Any) -> Primitive[P]:
         places = (*self.names, *["one rule too many"] * len(rules))  # which is the name of no argument
         for name, rule in [*zip(places, rules, strict=False), *named.items()]:
             if rule is not None:
                 self._add_rule(among, (name,), rule)
         return self
 
-    def _add_rule(self, among: list[Declared], names: tuple[str, ...], rule: Rule, joint: bool = False) -> None:
-        reads = residual_names(rule)
+    def _add_rule(self, among: list[DeclaredRule], names: tuple[str, ...], rule: Rule, joint: bool = False) -> None:
+        reads = names_read(rule)
         unknown = [name for name in reads if not is_legal(name, self.position)]
         if (unknown and not self.keeps_arguments) or not set(names) <= set(self.position):
             legal = f"{sorted(self.names)}, their _shape, _dtype or _device, out or needs"
@@ -204,13 +204,13 @@ class Primitive(Operation[P]):
             raise CallError(f"rules of {self.name!r} that read {legal}", f"{unknown or names}", hint)
         for name in names:
             self.checks.setdefault(name, as_operand)
-        among.append(Declared(tuple(self.position[name] for name in names), rule, reads, joint))
+        among.append(DeclaredRule(tuple(self.position[name] for name in names), rule, reads, joint))
         self.plans.clear()
 
     # -- the forward call --
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        if self.precision and mode().autocast:
+        if self.precision and current_mode().autocast:
             args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
         raw, wrt, tensors = [*values], (), False
@@ -227,7 +227,7 @@ class Primitive(Operation[P]):
                     return self(*values[:i], array, *values[i + 1 :])  # type: ignore[call-arg]
         started = time.perf_counter() if observers else 0.0
         plan: Plan | None = None
-        if wrt and mode().recording and (plan := self.plans.get(wrt, UNKNOWN)) is UNKNOWN:
+        if wrt and current_mode().recording and (plan := self.plans.get(wrt, UNKNOWN)) is UNKNOWN:
             plan = self.plans[wrt] = make_plan(self, wrt)
         try:
             out, extras = self._run(raw, plan) if self.keeps_arguments else (self.function(*raw), None)
@@ -254,7 +254,7 @@ class Primitive(Operation[P]):
 
     def _cast(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments in the precision that autocast gives them; float64 and integers stay."""
-        return cast_narrow(values, mode().autocast if self.precision == "low" else "float32")
+        return cast_narrow(values, current_mode().autocast if self.precision == "low" else "float32")
 
     def _record(self, plan: Plan | None, values: Any, raw: Any, out: Any, extras: Any) -> Any:
         """The result as a Tensor, with a Node where a plan says what to keep."""
@@ -295,7 +295,7 @@ class Primitive(Operation[P]):
         """The residuals; arrays through which a gradient flows become Tensors again, connected to the graph."""
         origins = {**dict(zip(node.plan.wrt, node.parents, strict=True)), -1: node}
         return [
-            again(value, origins.get(i), [counter for counter, _, position in node.versions if position == i])
+            rewrap_value(value, origins.get(i), [counter for counter, _, position in node.versions if position == i])
             for value, i in zip(node.residuals, node.plan.sources, strict=True)
         ]
 
@@ -332,11 +332,11 @@ class SequencePrimitive(Primitive[P]):
         flat.function = lambda *values: self.function(list(values[:count]), *values[count:])
         flat.checks = self.checks | dict.fromkeys(parts, as_operand)
         flat._take(dict.fromkeys(parts, inspect.Parameter.empty) | dict(zip(others, self.defaults[1:], strict=True)))
-        flat.rules = [_flattened(declared, first, parts) for declared in self.rules]
+        flat.rules = [_flat_rule(declared, first, parts) for declared in self.rules]
         return flat
 
 
-def _flattened(declared: Declared, first: str, parts: Sequence[str]) -> Declared:
+def _flat_rule(declared: DeclaredRule, first: str, parts: Sequence[str]) -> DeclaredRule:
     """The rule of the plain primitive: it reads of each of ``parts`` what the given one reads of the list ``first``."""
     lists = {name: bool(argument_and_fact(name, (first,))[0]) for name in declared.reads}
     groups = [[name.replace(first, p, 1) for p in parts] if of_list else [name] for name, of_list in lists.items()]
@@ -345,7 +345,7 @@ def _flattened(declared: Declared, first: str, parts: Sequence[str]) -> Declared
         rest = iter(residuals)
         return declared.rule(g, *[[next(rest) for _ in parts] if of_list else next(rest) for of_list in lists.values()])
 
-    return Declared(tuple(range(len(parts))), rule, tuple(itertools.chain(*groups)), joint=True)
+    return DeclaredRule(tuple(range(len(parts))), rule, tuple(itertools.chain(*groups)), joint=True)
 
 
 # ---- the operation that picks one of several results -----------------------------------------------------------------
@@ -388,14 +388,14 @@ def attach_several(results: Sequence[Any], node: Node) -> tuple[Any, ...]:
     return tuple(results)
 
 
-def again(value: Any, edge: Any, counters: Sequence[Any]) -> Any:
+def rewrap_value(value: Any, edge: Any, counters: Sequence[Any]) -> Any:
     """What a node kept, as the Tensor, or the tuple of them, that it was: made by ``edge``, with its version."""
     if isinstance(edge, Tensor):
         return edge
     if edge is None and not counters:
         return value
     if type(value) is tuple:
-        return attach_several([again(piece, None, [c]) for piece, c in zip(value, counters, strict=True)], edge)
+        return attach_several([rewrap_value(piece, None, [c]) for piece, c in zip(value, counters, strict=True)], edge)
     tensor = Tensor._wrap(value)
     tensor._version = counters[0] if counters else tensor._version
     return tensor if edge is None else attach(tensor, edge)

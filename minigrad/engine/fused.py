@@ -15,7 +15,7 @@ from minigrad.engine import core
 from minigrad.engine.backward import Pass
 from minigrad.engine.core import Node, Primitive
 from minigrad.engine.plan import Plan
-from minigrad.engine.recording import F, enable_grad, mode
+from minigrad.engine.recording import F, current_mode, enable_grad
 from minigrad.engine.registry import P, register
 from minigrad.messages.explain import FOREIGN, explanation
 
@@ -79,19 +79,19 @@ class Fused(Primitive[P]):
         self.gpu = GpuPair(forward, backward, fits)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        if self.precision and mode().autocast:
+        if self.precision and current_mode().autocast:
             values = self._bind(args, kwargs)
             if self.wide_part and values[self.position[self.wide_part]] is not None:
-                return self._defined(*values)
+                return self._run_definition(*values)
             args, kwargs = self._cast(values), {}  # type: ignore[assignment]
         on_gpu = array_module(*args, *kwargs.values()) is not np
         if on_gpu:
-            args, kwargs = self._all_checked(args, kwargs), {}  # type: ignore[assignment]
+            args, kwargs = self._check_all(args, kwargs), {}  # type: ignore[assignment]
         if self.kernel is None or (on_gpu and not (self.gpu and self.gpu.fits(*map(array_of, args)))):
-            return self._defined(*args, **kwargs)
+            return self._run_definition(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
-    def _all_checked(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    def _check_all(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """All arguments, in the form that the kernels take."""
         values = self._bind(args, kwargs)
         return tuple(
@@ -99,7 +99,7 @@ class Fused(Primitive[P]):
             for place, value in enumerate(values)
         )
 
-    def _defined(self, *args: Any, **kwargs: Any) -> Any:
+    def _run_definition(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter() if core.observers else 0.0
         try:
             out = self.definition(*args, **kwargs)

@@ -17,9 +17,12 @@ from minigrad.backend import device_of
 
 Rule: TypeAlias = Callable[..., Any]
 Fetch: TypeAlias = Callable[..., Any]  # of (arguments, result, extras of a kernel): a residual
+# A rule, the places of its residuals (None: all), and which of its gradients are wanted, if it is joint. It is a plain
+# tuple, since a NamedTuple is slower.
+RuleCall: TypeAlias = tuple[Rule, tuple[int, ...] | None, tuple[int, ...] | None]
 
 
-class Declared(NamedTuple):
+class DeclaredRule(NamedTuple):
     """A rule of a primitive, and the facts that were read off it once."""
 
     positions: tuple[int, ...]  # of the arguments whose gradients it returns
@@ -35,7 +38,7 @@ class Plan:
     wrt: tuple[int, ...]  # positions of the arguments, in the order in which ``calls`` yields their gradients
     names: tuple[str, ...]  # of the residuals
     fetch: tuple[Fetch, ...] = ()  # how to get each of them
-    calls: tuple[tuple[Rule, Any, Any], ...] = ()  # rule, places of its residuals (None: all), picks if joint
+    calls: tuple[RuleCall, ...] = ()
     watched: tuple[int, ...] = ()  # positions of the arguments that are residuals
     sources: tuple[int | None, ...] = ()  # for each residual the argument that it is; -1: the result; None: neither
     needs: tuple[bool, ...] = ()  # for each argument with a rule
@@ -48,7 +51,7 @@ def _dtype_of(value: Any) -> Any:
 FACTS: dict[str, Fetch] = {"shape": lambda x: getattr(x, "shape", ()), "dtype": _dtype_of, "device": device_of}
 
 
-def residual_names(rule: Rule) -> tuple[str, ...]:
+def names_read(rule: Rule) -> tuple[str, ...]:
     """What a rule reads besides the incoming gradient: the names of its parameters after the first."""
     return tuple(inspect.signature(rule).parameters)[1:]
 
@@ -77,7 +80,7 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
     among = set(wanted)
     places: dict[str, int] = {}  # of the residuals, by name
     wrt: dict[int, int] = {}  # argument -> its place among the gradients
-    calls: list[Any] = []
+    calls: list[RuleCall] = []
     for positions, rule, reads, joint in primitive.rules:
         picks = tuple(k for k, i in enumerate(positions) if i in among)
         if picks:

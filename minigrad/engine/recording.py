@@ -30,25 +30,25 @@ class Mode(NamedTuple):
     warnings: Any = None  # NumPy's settings outside of all quiet blocks, to be put back after the last of them
 
 
-current: ContextVar[Mode] = ContextVar("mode", default=Mode())  # noqa: B039
-mode = current.get
+mode_variable: ContextVar[Mode] = ContextVar("mode", default=Mode())  # noqa: B039
+current_mode = mode_variable.get
 
 
 class Setting:
-    """Sets facts of the mode for a ``with`` block, a function, or the running parts of a generator or coroutine.
+    """Sets fields of the mode for a ``with`` block, a function, or the running parts of a generator or coroutine.
 
     The mode is what the open blocks say, the latest last. So blocks may close in any order, as those of generators do,
     and one object will do for any number of blocks. In a ``quiet`` one NumPy doesn't warn of overflow.
     """
 
-    def __init__(self, quiet: bool = False, **facts: Any) -> None:
-        self.quiet, self.facts = quiet, facts
+    def __init__(self, quiet: bool = False, **fields: Any) -> None:
+        self.quiet, self.fields = quiet, fields
 
     def __enter__(self) -> None:
-        _open((*mode().blocks, self))
+        _open((*current_mode().blocks, self))
 
     def __exit__(self, *_: object) -> None:
-        blocks = mode().blocks
+        blocks = current_mode().blocks
         if self in blocks:  # else it was opened in another context
             latest = len(blocks) - blocks[::-1].index(self)
             _open(blocks[: latest - 1] + blocks[latest:])
@@ -74,13 +74,13 @@ class Setting:
 
 def _open(blocks: tuple[Setting, ...]) -> None:
     """Make the mode that these blocks say."""
-    facts = {name: value for setting in blocks for name, value in setting.facts.items()}
-    quiet, warnings = any(setting.quiet for setting in blocks), mode().warnings
+    fields = {name: value for setting in blocks for name, value in setting.fields.items()}
+    quiet, warnings = any(setting.quiet for setting in blocks), current_mode().warnings
     if quiet and warnings is None:
         warnings = np.seterr(over="ignore", invalid="ignore")
     elif warnings and not quiet:
         warnings = np.seterr(**warnings) and None
-    current.set(Mode(**facts, blocks=blocks, warnings=warnings))
+    mode_variable.set(Mode(**fields, blocks=blocks, warnings=warnings))
 
 
 class _Steps(Generator[Any, Any, Any]):
@@ -136,4 +136,4 @@ def scaled_gradients() -> Setting:
 
 def is_grad_enabled() -> bool:
     """Whether operations are recorded now, in this thread or task."""
-    return mode().recording
+    return current_mode().recording

@@ -52,7 +52,7 @@ class Operation(Generic[P]):
     flops         how much it computes, for ``profile``: a function of the arguments and of ``out``, by name
     precision     under autocast, of a primitive: "low" for products, "wide" for sums and what is made of them
     linear        of a primitive, in its arguments with rules: "jointly", as a sum is, or "each", as a product is
-    stacks        whether a primitive takes stacks of its arguments, and axes counted from the end, to stacked results
+    stacks        whether a primitive maps stacks of its arguments to stacked results, with axes counted from the end
     """
 
     def __init__(

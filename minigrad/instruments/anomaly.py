@@ -13,7 +13,7 @@ from minigrad.backend import array_module, array_of, is_array, is_floating, is_h
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node, Primitive
 from minigrad.engine.fused import Fused
-from minigrad.engine.recording import mode
+from minigrad.engine.recording import current_mode
 from minigrad.errors import NonFiniteError
 from minigrad.instruments.observe import (
     Instrument,
@@ -207,7 +207,7 @@ class detect_anomaly(Instrument):
         pairs = zip(gradients, node.parents, strict=True)
         found = [_Count() if _may_overflow(edge) else _count(_arriving(gradient, edge)) for gradient, edge in pairs]
         total = _sum(found)
-        if not total.bad or (mode().scaled and _count(g).bad):  # it comes of an overflow
+        if not total.bad or (current_mode().scaled and _count(g).bad):  # it comes of an overflow
             return
         hint = HINTS["where"] if note.get("where") else HINTS["slope"]
         if total.is_fault(_count([g, *node.residuals])):
@@ -266,7 +266,7 @@ def _noted(key: str, edges: Iterable[Any]) -> Any:
 
 def _may_overflow(edge: Any) -> bool:
     """Whether the gradient of ``edge`` may overflow, since GradScaler handles that."""
-    return mode().scaled and type(edge.dtype) is not tuple and is_half(edge.dtype)
+    return current_mode().scaled and type(edge.dtype) is not tuple and is_half(edge.dtype)
 
 
 def _arriving(gradient: Any, edge: Any) -> Any:

@@ -37,9 +37,9 @@ from minigrad.kernels.attention_tiles import (
     call_of,
     cut,
     dropout_mask,
+    dropout_scale,
     mask_shape,
     scale_of,
-    share_of,
     sizes_of,
 )
 from minigrad.kernels.products import add_product
@@ -137,7 +137,7 @@ def attention(
     weights = softmax(scores)
     if dropout_p:
         rows = xp.arange(math.prod(sizes.scores[:-1])).reshape(sizes.scores[:-1])
-        weights = weights * (dropout_mask(seed, rows, slice(0, sizes.scores[-1]), dropout_p) * share_of(dropout_p))
+        weights = weights * (dropout_mask(seed, rows, slice(0, sizes.scores[-1]), dropout_p) * dropout_scale(dropout_p))
     return astype(matmul(weights, v), dtype)
 
 

@@ -110,7 +110,7 @@ def _places(length: int, size: int) -> tuple[NDArray, NDArray]:
 
 
 class Block(NamedTuple):
-    """Keys that the queries of a tile see; for columns that only some rows see 1 where one does and 0 where not."""
+    """Keys that the queries of a tile see. ``edges``: columns that only some rows see, 1 where a row does, else 0."""
 
     j: slice
     edges: tuple[tuple[slice, Array], ...]

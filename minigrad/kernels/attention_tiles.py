@@ -81,7 +81,7 @@ def _check_mask(mask: Any, scores: tuple[int, ...]) -> None:
         raise ShapeError(f"a mask that broadcasts to the scores (..., heads, L, S) = {scores}", got, hint)
 
 
-def share_of(dropout_p: float) -> float:
+def dropout_scale(dropout_p: float) -> float:
     """The factor of the weights that are kept: 1/(1 - p), and 0 where none is."""
     if not 0 <= dropout_p <= 1:
         raise ArgumentError("a dropout probability within 0 and 1", f"dropout_p={dropout_p}", "0 is off")
@@ -165,7 +165,7 @@ class AttentionCall:
         if not n * h * g * i:
             return []
         block = self.step * g * min(self.part, self.widest)  # scores of a head at once
-        read = self.seen // i * d  # numbers of k that a tile reads on the mean
+        read = self.seen // i * d  # numbers of k that a tile reads on average
         heads = min(TILE // max(1, block), COPIES // max(1, read), (n * h + 1) // 2)
         if heads >= h:
             return [(part, slice(0, h)) for part in _split(n, heads // h)]
@@ -258,7 +258,7 @@ class AttentionCall:
     def slopes(
         self, scores: Array, ds: Array, block: Block, shift: Array | None, inverse: Any = None, mean: Any = None
     ) -> bool:
-        """With P = E · inverse turn scores into P and ds into P (ds - mean), at once; whether that was done."""
+        """Turn scores into P = E · inverse and ds into P (ds - mean) in one pass; returns whether it could."""
         if block.spans is None:
             return False
         return slopes_of(_matrix(scores), _matrix(ds), block.spans, _flat(shift), _flat(inverse), _flat(mean))
@@ -269,7 +269,7 @@ class AttentionCall:
         for size, part, axis in zip(self.rows, at, range(4), strict=True):
             rows = rows * size + np.arange(size)[part].reshape(-1, *[1] * (3 - axis))
         mask = dropout_mask(self.seed, rows, j, self.dropout_p)
-        return (mask * self.q.dtype.type(share_of(self.dropout_p))).reshape(shape)
+        return (mask * self.q.dtype.type(dropout_scale(self.dropout_p))).reshape(shape)
 
 
 def _flat(x: Array | None) -> Array | None:
@@ -322,7 +322,7 @@ def call_of(q: Array, k: Array, v: Array, mask: Array | None, options: tuple[Any
     k4, v4 = (_spread(_readable(x, wide), (*sizes.lead, h)).reshape(n, h, *x.shape[-2:]) for x in (k, v))
     if mask is not None:
         mask = _mask_view(mask if mask.dtype == bool else mask.astype(wide, copy=False), sizes)
-    share_of(dropout_p)
+    dropout_scale(dropout_p)  # refuses what is no probability
     return AttentionCall(q5, k4, v4, mask, scale_of(scale, q), pattern, dropout_p, seed), sizes
 
 

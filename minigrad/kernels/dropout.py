@@ -7,7 +7,7 @@ import numpy as np  # noqa: F401 (for the example)
 from minigrad.backend import Array, accumulator, array_module, cast_to
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import sample
-from minigrad.kernels.attention_tiles import dropout_mask, share_of, threshold
+from minigrad.kernels.attention_tiles import dropout_mask, dropout_scale, threshold
 from minigrad.kernels.cuda.dropout import dropped
 from minigrad.kernels.cuda.launching import uniform
 
@@ -19,7 +19,7 @@ def drop(x: Array, p: float, seed: int) -> Array:
     >>> print(drop(np.ones(6), 0.5, 1))
     [2. 2. 0. 0. 2. 2.]
     """
-    share = share_of(p)
+    share = dropout_scale(p)
     width = max(1, x.shape[-1] if x.ndim else 1)
     if uniform(x) and x.size:
         return dropped(x, width, seed, threshold(p), share)

@@ -16,7 +16,7 @@ import numpy as np
 
 from minigrad.backend import Array, accumulator, cast_to
 from minigrad.engine.fused import fused
-from minigrad.engine.recording import mode
+from minigrad.engine.recording import current_mode
 from minigrad.engine.registry import sample
 from minigrad.errors import DTypeError, ShapeError
 from minigrad.kernels.cross_entropy import Targets, cross_entropy, reduced, row_gradients, row_losses
@@ -160,7 +160,7 @@ def _add_to_weight(gweight: Array, logits: Array, rows: Array, half: Any, fresh:
 
 def half_for(dtype: Any) -> Any:
     """The dtype of the products under autocast, None outside of it; float64 is left alone."""
-    return mode().autocast if dtype.itemsize <= 4 else None
+    return current_mode().autocast if dtype.itemsize <= 4 else None
 
 
 def _as_in(half: Any, x: Array) -> Array:

@@ -55,7 +55,7 @@ def within_range(x: Any, axes: tuple[int, ...], eps: float) -> tuple[Any, Any]:
 
 def inverse_rms(x: Array, eps: float, out: Array) -> None:
     """``out = 1 / √(mean(x²) + eps)`` of each row, of multiples of rows where squares leave the range of the dtype."""
-    some, scale = eps > LOWEST[x.itemsize], None  # some: beside eps a small number need not be seen
+    some, scale = eps > LOWEST[x.itemsize], None  # some: small squares vanish beside eps, and may underflow
     if not (_mean_square(x, eps, out) and (some or out.min() > LOWEST[x.itemsize])):
         with np.errstate(over="ignore", under="ignore"):
             scale = powers_for(np.abs(x).max(axis=1, initial=0))
@@ -110,8 +110,8 @@ def normed(x: Array, weight: Array | None, eps: float, inverse: Array, out: Arra
 def _normalize(x: Array, weight: Array | None, inverse: Array, out: Array, finite: bool = False) -> None:
     """What normalize does.
 
-    Without an eps the inverse of a row of the smallest numbers may be infinite, which x times it is not. ``finite``
-    says that none is. So does a caller that knows it of all tiles: between two threads, looking at a tile costs more.
+    Without an eps the inverse of a row of the smallest numbers may be infinite, though x times it is finite. A caller
+    that knows all tiles to have finite inverses says so by ``finite``: to look at each costs more, on two threads.
     """
     far = None if finite or np.fmax.reduce(inverse, initial=0) < np.inf else np.isinf(inverse)
     if far is not None:

@@ -161,7 +161,7 @@ def _peaks(weights: Array) -> Array | None:
 
 
 def _mend(gradients: Array, peaks: Array | None, ones: Array) -> None:
-    """Take off a gradient at a peak the sum of its row, which should be 0, and is what rounding left there."""
+    """Subtract at each peak the sum of its row of gradients: what rounding left, since that sum should be 0."""
     if peaks is None:
         return
     left, entries = gradients @ ones, gradients.reshape(-1)

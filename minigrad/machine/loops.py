@@ -42,7 +42,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _State:
-    """What of numba this process has found out."""
+    """What this process has found out about numba."""
 
     def __init__(self) -> None:
         self.wanted = _wish()
@@ -133,7 +133,7 @@ def loop(tile: Callable[P, T]) -> Callable[[Callable[..., object]], Callable[P, 
     >>> double(x, out); print(out)
     [0. 2. 4.]
 
-    A loop that returns False hands its arguments to the tile: it treats ordinary numbers alone. So far it may have
+    A loop that returns False hands its arguments to the tile: it treats ordinary numbers alone. Until then it may have
     written only what it doesn't read.
     """
 
@@ -189,7 +189,7 @@ def helper(*fastmath: str) -> Callable[[F], F]:
 
 
 def _make(function: Callable[..., Any]) -> Any:
-    """The compiled form of a loop, from the disk or for the disk, or of a helper; its types are those of its calls."""
+    """A loop, compiled or read from the disk, where it is then kept, or a helper; its types are those of its calls."""
     with _state.lock:
         if function not in _made:
             fastmath = _helpers.get(function, {"contract"})
@@ -211,7 +211,7 @@ def _make(function: Callable[..., Any]) -> Any:
 def _in_float32(function: Callable[..., Any]) -> types.FunctionType:
     """A copy of a function whose literals and global numbers are float32, and whose helpers are compiled.
 
-    numba would take 0.5 for a float64, and compute in that all that it touches.
+    numba would take 0.5 as a float64, and compute all that it touches in float64.
     """
     code, space = function.__code__, {**function.__globals__, **_globals_of(function)}
     for name, value in _globals_of(function).items():
@@ -246,7 +246,7 @@ def digest(function: Callable[..., Any]) -> str:
 
 
 def _folder(name: str) -> Path | None:
-    """The folder of this name for compiled code, or None where none can be written, of which one warning tells."""
+    """The folder of this name for compiled code; None where none can be written, and one warning says so."""
     try:
         folder = cache_folder() / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -278,14 +278,14 @@ def cache_folder() -> Path:
 # ---- what loops call ------------------------------------------------------------------------------------------------
 
 MAGIC = 12582912.0  # 1.5 · 2²³: a number to which it is added is rounded to a whole one, which stands in its last bits
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts, of which n times the first is exact
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts; n times the first is exact
 
 
 @helper()
 def exp(x: Any) -> Any:
     """e^x by 2ⁿ e^r, |r| <= ln 2 / 2, and a polynomial: error below 1 unit in the last place; no branch, so vectors.
 
-    Beyond the range of float32 it is 0 or ∞, below its normal numbers rounded once, as that of NumPy; NaN stays.
+    Beyond the range of float32 it is 0 or ∞, below its normal numbers rounded once, as NumPy's is; NaN stays.
     """
     x = 90.0 if x > 90.0 else x
     x = -105.0 if x < -105.0 else x

@@ -55,7 +55,7 @@ def explanation(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], e
 
 
 def explained(function: F, inside: bool = True) -> F:
-    """Decorate a public function or method: what goes wrong is told in terms of the call of it.
+    """Decorate a public function or method: what goes wrong is told in terms of its call.
 
     inside: whether that goes for errors from inside too, or for arguments that don't fit the signature alone
     """

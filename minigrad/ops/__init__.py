@@ -6,11 +6,11 @@
 from minigrad.ops import (
     aliases,
     averages,
-    elementary,
     elementwise,
     index,
     joining,
     linalg,
+    more_elementwise,
     piecewise,
     reduce,
     running,
@@ -20,7 +20,6 @@ from minigrad.ops import (
 )
 from minigrad.ops.aliases import *
 from minigrad.ops.averages import *
-from minigrad.ops.elementary import *
 from minigrad.ops.elementwise import *
 from minigrad.ops.index import *
 from minigrad.ops.index import placed as placed
@@ -28,6 +27,7 @@ from minigrad.ops.index import plain_index as plain_index
 from minigrad.ops.joining import *
 from minigrad.ops.joining import from_nested as from_nested
 from minigrad.ops.linalg import *
+from minigrad.ops.more_elementwise import *
 from minigrad.ops.piecewise import *
 from minigrad.ops.piecewise import transfer as transfer
 from minigrad.ops.piecewise import zeros_like as zeros_like
@@ -39,8 +39,8 @@ from minigrad.ops.windows import *
 from minigrad.ops.windows import add_windows as add_windows
 from minigrad.ops.windows import spread_out as spread_out
 
-TABLES = (
-    *(aliases, averages, elementary, elementwise, index, joining, linalg, piecewise, reduce, running, sampled, shape),
-    windows,
-)
+# fmt: off
+TABLES = (aliases, averages, elementwise, index, joining, linalg, more_elementwise, piecewise, reduce, running, sampled,
+          shape, windows)
+# fmt: on
 __all__ = [name for table in TABLES for name in table.__all__]

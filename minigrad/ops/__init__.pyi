@@ -5,8 +5,6 @@ from typing import Any
 
 from minigrad.backend import Axes, DType, Shape
 from minigrad.tensor import Operand, X
-from minigrad.ops.elementary import deg2rad as radians
-from minigrad.ops.elementary import rad2deg as degrees
 from minigrad.ops.elementwise import arccos as acos
 from minigrad.ops.elementwise import arccosh as acosh
 from minigrad.ops.elementwise import arcsin as asin
@@ -19,6 +17,8 @@ from minigrad.ops.elementwise import power as pow
 from minigrad.ops.index import placed as placed
 from minigrad.ops.index import plain_index as plain_index
 from minigrad.ops.joining import from_nested as from_nested
+from minigrad.ops.more_elementwise import deg2rad as radians
+from minigrad.ops.more_elementwise import rad2deg as degrees
 from minigrad.ops.piecewise import absolute as fabs
 from minigrad.ops.piecewise import remainder as mod
 from minigrad.ops.piecewise import round as around

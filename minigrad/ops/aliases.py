@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minigrad.ops import elementary, elementwise, piecewise, shape
+from minigrad.ops import elementwise, more_elementwise, piecewise, shape
 
 # fmt: off
 ALIASES = {
@@ -17,6 +17,6 @@ ALIASES = {
 
 __all__ = list(ALIASES)
 _ORIGINALS = {
-    name: value for table in (elementary, elementwise, piecewise, shape) for name, value in vars(table).items()
+    name: value for table in (more_elementwise, elementwise, piecewise, shape) for name, value in vars(table).items()
 }
 globals().update({alias: _ORIGINALS[name] for alias, name in ALIASES.items()})

@@ -132,7 +132,7 @@ def _counting(x: Array, where: Array | None) -> Array:
 @composite(samples=[*_some, *_gaps],
            torch=lambda t, x, axis=None, keepdims=False: t.nansum(x, axis, keepdims))  # fmt: skip
 def nansum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
-    """Sum over ``axis`` of the elements that are not NaN; those have the gradient 0.
+    """Sum over ``axis`` of the elements that are not NaN. NaN elements get the gradient 0.
 
     >>> print(nansum(np.array([1.0, np.nan, 2.0])))
     3.0
@@ -143,7 +143,7 @@ def nansum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | N
 @composite(samples=[*_some, *_gaps],
            torch=lambda t, x, axis=None, keepdims=False: t.nanmean(x, axis, keepdims))  # fmt: skip
 def nanmean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None = None) -> Array:
-    """Mean over ``axis`` of the elements that are not NaN, NaN of none; those have the gradient 0.
+    """Mean over ``axis`` of the elements that are not NaN, or NaN if all are. NaN elements get the gradient 0.
 
     >>> print(nanmean(np.array([1.0, np.nan, 2.0])))
     1.5
@@ -161,7 +161,7 @@ def _extreme(extreme: Any, x: Array, axis: Axes, keepdims: bool, least: float) -
 
 @composite(samples=[*_some, *_gaps], torch=False)
 def nanmax(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """Largest element over ``axis`` of those that are not NaN, NaN of none; equal ones share the gradient equally.
+    """Largest element over ``axis`` that is not NaN, or NaN if all are; equal ones share the gradient equally.
 
     >>> print(nanmax(np.array([1.0, np.nan, 2.0])))
     2.0
@@ -171,7 +171,7 @@ def nanmax(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
 
 @composite(samples=[*_some, *_gaps], torch=False)
 def nanmin(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """Smallest element over ``axis`` of those that are not NaN, NaN of none; equal ones share the gradient equally.
+    """Smallest element over ``axis`` that is not NaN, or NaN if all are; equal ones share the gradient equally.
 
     >>> print(nanmin(np.array([1.0, np.nan, 2.0])))
     1.0
@@ -202,7 +202,7 @@ def _restored(result: Array, ndim: int, axis: Axes, keepdims: bool) -> Array:
 @composite(samples=[sample((2, 3), axis=1), sample((4,)), sample((3, 4), axis=0, keepdims=True)],
            torch=lambda t, x, axis=None, keepdims=False: _torch_quantile(t, x, 0.5, axis, keepdims))  # fmt: skip
 def median(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """The middle element over ``axis``, of an even number the mean of the two in the middle; NaN if one is.
+    """The middle element over ``axis``, or the mean of the two in the middle; NaN if one is NaN.
 
     >>> print(median(np.array([1.0, 7.0, 2.0, 4.0])))
     3.0
@@ -225,7 +225,7 @@ def _torch_quantile(t: Any, x: Any, q: Any, axis: Any = None, keepdims: bool = F
            samples=[sample((5,), q=0.3), sample((2, 3), q=[0.0, 0.6, 1.0], axis=1),
                     sample((2, 3), q=0.25, axis=0, keepdims=True)])  # fmt: skip
 def quantile(x: Array, q: Any, axis: Axes = None, keepdims: bool = False) -> Array:
-    """The number below which a share ``q`` of the elements over ``axis`` lies, interpolated linearly; NaN if one is.
+    """The number below which a share ``q`` of the elements over ``axis`` lies, interpolated linearly; a NaN gives NaN.
 
     Several q give a first axis. Where q picks an element exactly, its slope is that of the piece above.
 
@@ -246,7 +246,7 @@ def quantile(x: Array, q: Any, axis: Axes = None, keepdims: bool = False) -> Arr
 
 
 def _ranked(rows: Array, ranks: list[Any]) -> list[Array]:
-    """The elements of these ranks in each row, between two of them where a rank is no whole number; NaN if one is.
+    """The elements of these ranks in each row, between two of them where a rank is no whole number; NaN if one is NaN.
 
     Equal elements share the gradient: the element of rank k is the largest of those that are not above it.
     """

@@ -143,7 +143,7 @@ def dstack(arrays: Sequence[Array]) -> Array:
 
 @composite(samples=[sample([(2,), (2,)]), sample([(2,), (2, 3)])])
 def column_stack(arrays: Sequence[Array]) -> Array:
-    """The columns of all arrays, of which a vector is one, side by side in a matrix.
+    """The columns of all arrays, side by side in a matrix; a vector is one column.
 
     >>> print(column_stack([np.array([1.0, 2.0]), np.array([3.0, 4.0])]))
     [[1. 3.]
@@ -168,7 +168,7 @@ def append(x: Array, values: Array, axis: int | None = None) -> Array:
 
 @composite(samples=[sample((2, 1), (3,)), sample((2, 3))], torch=lambda t, *arrays: t.broadcast_tensors(*arrays))
 def broadcast_arrays(*arrays: Array) -> tuple[Array, ...]:
-    """The arrays repeated to the one shape that they have together, as read-only views.
+    """The arrays broadcast to their common shape, as read-only views.
 
     >>> [x.shape for x in broadcast_arrays(np.ones((2, 1)), np.ones(3))]
     [(2, 3), (2, 3)]
@@ -223,7 +223,7 @@ def dsplit(x: Array, indices_or_sections: Any) -> list[Array]:
 @composite(numpy=lambda n, x, axis=0: list(n.moveaxis(x, axis, 0)), torch=lambda t, x, axis=0: t.unbind(x, axis),
            samples=[sample((2, 3)), sample((2, 3), axis=-1)])  # fmt: skip
 def unstack(x: Array, axis: int = 0) -> tuple[Array, ...]:
-    """The slices of ``x`` along ``axis``, which is gone from them: the inverse of ``stack``.
+    """The slices of ``x`` along ``axis``, without that axis: the inverse of ``stack``.
 
     >>> [part.tolist() for part in unstack(np.array([[1, 2], [3, 4]]), 1)]
     [[1, 3], [2, 4]]

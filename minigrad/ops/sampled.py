@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -110,8 +109,7 @@ def _slope(x: Array, axis: int, steps: Any, edge_order: int) -> Array:
     if np.ndim(array_of(steps)) == 0:
         rates = rise / steps
         inner = subtract(_part(x, axis, 2, None), _part(x, axis, None, -2)) / (2 * steps)
-        share: Any = 0.5
-        shares = (share, share)
+        shares: Any = (0.5, 0.5)
     else:
         if np.shape(array_of(steps)) != (n,):
             expected = f"a distance, or {n} places along axis {axis}"
@@ -162,7 +160,7 @@ _places = np.array([-1.5, -0.5, 0.25, 1.0])
 def interp(
     x: Array, xp: Array, fp: Array, left: Array | None = None, right: Array | None = None, period: float | None = None
 ) -> Array:
-    """At each x the piecewise linear function through the points (xp, fp), of which xp increase.
+    """At each x the piecewise linear function through the points (xp, fp), where xp increases.
 
     Below and above them it is ``left`` and ``right``, by default the first and the last fp. With a ``period`` it is
     periodic, and xp may come in any order. At a knot it has the slope of the piece that begins there.
@@ -231,11 +229,10 @@ def _slide(x: Array, y: Array, mode: Any) -> Array:
     return matmul(sliding_window_view(padded, m), y)
 
 
-def _vectors(x: Array, y: Array, form: Callable[[Array, Array], Array]) -> Array:
+def _check_vectors(x: Array, y: Array) -> None:
     if x.ndim != 1 or y.ndim != 1 or not (x.shape[0] and y.shape[0]):
         got = f"{describe(x)} and {describe(y)}"
         raise ShapeError("two vectors with at least one element", got, "nn.functional.conv2d takes images")
-    return form(x, y)
 
 
 @composite(torch=False, samples=[*_pairs, *_short, sample((4,), (4,), mode="same"), sample((5,), (2,), mode="same")])
@@ -247,13 +244,10 @@ def convolve(x: Array, y: Array, mode: str = "full") -> Array:
     >>> print(convolve(np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 0.5])))
     [0.  1.  2.5 4.  1.5]
     """
-
-    def form(x: Array, y: Array) -> Array:
-        x, y = (x, y) if x.shape[0] >= y.shape[0] else (y, x)
-        return _slide(x, flip(y), mode)
-
-    first, second = (reshape(v, (1,)) if np.ndim(array_of(v)) == 0 else v for v in (x, y))
-    return _vectors(first, second, form)
+    x, y = (reshape(v, (1,)) if np.ndim(array_of(v)) == 0 else v for v in (x, y))
+    _check_vectors(x, y)
+    longer, shorter = (x, y) if x.shape[0] >= y.shape[0] else (y, x)
+    return _slide(longer, flip(shorter), mode)
 
 
 @composite(torch=False, samples=[*_pairs, *_short, sample((4,), (4,), mode="same"), sample((5,), (2,), mode="same")])
@@ -263,8 +257,5 @@ def correlate(x: Array, y: Array, mode: str = "valid") -> Array:
     >>> print(correlate(np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 0.5])))
     [3.5]
     """
-
-    def form(x: Array, y: Array) -> Array:
-        return _slide(x, y, mode) if x.shape[0] >= y.shape[0] else flip(_slide(y, x, mode))
-
-    return _vectors(x, y, form)
+    _check_vectors(x, y)
+    return _slide(x, y, mode) if x.shape[0] >= y.shape[0] else flip(_slide(y, x, mode))

@@ -19,7 +19,6 @@ from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, CallError
 from minigrad.ops import _special
 from minigrad.ops._special import evaluate, library
-from minigrad.ops.elementary import sinc
 from minigrad.ops.elementwise import (
     erf,
     exp,
@@ -29,6 +28,7 @@ from minigrad.ops.elementwise import (
     normal_density,
     sigmoid,
 )
+from minigrad.ops.more_elementwise import sinc
 from minigrad.ops.piecewise import absolute, minimum, sign, stop_gradient, where
 from minigrad.ops.reduce import logsumexp as _logsumexp
 from minigrad.ops.reduce import max as _max

@@ -17,7 +17,7 @@ import minigrad as mg
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-an-op.md"
-TABLE = "minigrad/ops/elementary.py"
+TABLE = "minigrad/ops/more_elementwise.py"
 
 
 def code(page: Path) -> list[str]:

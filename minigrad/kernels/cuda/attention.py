@@ -12,7 +12,7 @@ import numpy as np
 from minigrad.backend import Array, NDArray, array_module, to_device
 from minigrad.kernels.attention import attention
 from minigrad.kernels.attention_patterns import Pattern, pattern_of
-from minigrad.kernels.attention_tiles import mask_shape, scale_of, share_of, sizes_of, threshold
+from minigrad.kernels.attention_tiles import dropout_scale, mask_shape, scale_of, sizes_of, threshold
 from minigrad.kernels.cuda.launching import THREADS, launch, uniform
 
 KEYS, FAR = 32, 1 << 40
@@ -54,7 +54,7 @@ class _Call:
         self.grid = _grid(device, pattern, self.queries, self.keys, self.tile) if pattern.grid else ()
         mask, steps = self.spread(mask)
         self.numbers = (*steps, h, group, self.queries, self.keys, self.d, *_band(pattern, self.grid))
-        chance = np.uint64(seed % 2**64), np.uint32(threshold(dropout_p)), share_of(dropout_p)
+        chance = np.uint64(seed % 2**64), np.uint32(threshold(dropout_p)), dropout_scale(dropout_p)
         self.options = (scale_of(scale, q), mask, *chance)
         self.defines = {"HEAD": self.head, "MASK": int(mask is not None), "DROPOUT": int(dropout_p > 0)}
         self.defines["GRID"] = int(pattern.grid is not None)

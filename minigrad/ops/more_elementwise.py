@@ -1,4 +1,4 @@
-"""Elementwise functions that are no methods of Tensor: the cube root, logarithms to base 2, sin(πx)/(πx), degrees."""
+"""More functions of each element, no methods of Tensor: the cube root, logarithms to base 2, sin(πx)/(πx), degrees."""
 
 from __future__ import annotations
 

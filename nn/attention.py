@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import asarray, primitive, random
+from minigrad import asarray, primitive, random, reshape, swapaxes
 from minigrad.backend import Array, DType, NDArray, array_module
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
@@ -42,7 +42,9 @@ def merge_heads(x: Array) -> Array:
 
 
 split_heads.defvjp(lambda g: merge_heads(g))
-merge_heads.defvjp(lambda g, x_shape: split_heads(g, x_shape[-3]))
+merge_heads.defvjp(
+    lambda g, x_shape: swapaxes(reshape(g, (*x_shape[:-3], x_shape[-2], x_shape[-3], x_shape[-1])), -2, -3)
+)
 
 
 class MultiHeadAttention(Module):

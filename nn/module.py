@@ -370,13 +370,15 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        extra = self.extra_repr()
-        try:
-            children = [(name, repr(child)) for name, child in self.named_children()]
-        except RecursionError:  # hundreds of levels below
-            return f"{type(self).__name__}(…)"
-        if not children:
-            return f"{type(self).__name__}({extra})"
+        return self._shown(LEVELS)
+
+    def _shown(self, levels: int) -> str:
+        """The text of the module, and of so many levels below."""
+        extra, below = self.extra_repr(), [*self.named_children()]
+        if not (below and levels):
+            return f"{type(self).__name__}({'…' if below else extra})"
+        plain = {name for name, child in below if type(child).__repr__ is Module.__repr__}
+        children = [(name, c._shown(levels - 1) if name in plain else repr(c)) for name, c in below]
         lines = [extra] if extra else []
         for text, same in groupby(children, key=lambda child: child[1]):
             names = [name for name, _ in same]
@@ -387,6 +389,7 @@ class Module:
         return f"{type(self).__name__}(\n  {body}\n)"
 
 
+LEVELS = 50  # that a text shows
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 PLAIN = {bool, int, float, str, type(None), Parameter}  # of most attributes: asked first, to be quick
 HOLDERS = (Module, Parameter, *CONTAINERS)

@@ -130,7 +130,8 @@ def loop(tile: Callable[P, T]) -> Callable[[Callable[..., object]], Callable[P, 
     ...     for i in range(out.size):
     ...         out[i] = 2.0 * x[i]
     >>> x, out = np.arange(3, dtype=np.float32), np.empty(3, np.float32)
-    >>> double(x, out); print(out)
+    >>> _ = double(x, out)
+    >>> print(out)
     [0. 2. 4.]
 
     A loop that returns False hands its arguments to the tile: it treats ordinary numbers alone. Until then it may have

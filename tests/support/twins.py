@@ -260,7 +260,7 @@ NUMPY = {
     "linear_cross_entropy": lambda n, x, w, *rest, **named: _cross_entropy(n, _linear(n, x, w), *rest, **named),
     "attention": _attention,
     "split_heads": lambda n, x, heads: n.stack(n.split(x, heads, -1), -3),
-    "merge_heads": lambda n, x: n.concatenate(list(n.moveaxis(x, -3, 0)), -1),
+    "merge_heads": lambda n, x: n.concatenate([x[..., :0, :, :].sum(-3)[..., :0], *n.moveaxis(x, -3, 0)], -1),
 }
 
 # ---- torch ----------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def _variable(value: Any, path: str) -> Tensor:
         raise DTypeError("floating-point arguments to differentiate by", f"{describe(tensor)} as {path}", hint)
     leaf = _Variable.__new__(_Variable)
     leaf._fill(tensor.data)
-    leaf._requires_grad, leaf.birth = True, _now()
+    leaf._requires_grad, leaf.birth, leaf._version = True, _now(), tensor._version
     return leaf
 
 
@@ -82,7 +82,11 @@ class Traced:
         edges = {v.node or v for v in self.variables}
         behind = nodes_behind([r.node for r in self.outs], lambda node: node in edges)
         sources = {edge for node in behind for edge in node.parents} - edges
-        found = [e for e in sources if isinstance(e, Tensor) and not (isinstance(e, _Variable) and e.birth > start)]
+        found = [
+            e
+            for e in sources
+            if isinstance(e, Tensor) and not (isinstance(e, _Variable) and getattr(e, "birth", start) >= start)
+        ]
         self.nested = outer and (bool(found) or any(v.node for v in self.variables))
 
     def grads(self, seeds: Sequence[Any], create: bool, retain: bool = False) -> list[Tensor]:

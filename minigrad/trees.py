@@ -76,7 +76,8 @@ def _with(tree: Any, new: list[Any]) -> Any:
         return type(tree)(*new) if hasattr(tree, "_fields") else type(tree)(new)
     made = copy.copy(tree)
     if isinstance(tree, dict):
-        made.update(zip(tree, new, strict=True))
+        for key, part in zip(tree, new, strict=True):  # update() of a Counter adds
+            made[key] = part
     else:
         for field, part in zip(dataclasses.fields(tree), new, strict=True):
             object.__setattr__(made, field.name, part)  # also of a frozen one

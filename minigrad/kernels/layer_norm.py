@@ -44,7 +44,8 @@ def layer_norm(
     axes = tuple(range(-len(normalized(x, normalized_shape, eps, weight=weight, bias=bias)), 0))
     wide = astype(x, accumulator(x.dtype))
     raw = array_of(wide)
-    if not is_on_gpu(raw) and raw.size and abs(raw).max() > np.finfo(raw.dtype).max / 4:  # a difference may overflow
+    most = 0 if is_on_gpu(raw) else np.fmax.reduce(abs(raw), axis=None, initial=0)
+    if most > np.finfo(raw.dtype).max / 4:  # a difference may overflow
         wide, eps = wide * 0.25, eps / 16
     off = wide - mean(wide, axes, True)
     off = off - mean(off, axes, True)  # the mean of numbers with a large offset is rounded

@@ -126,10 +126,11 @@ def _normalize(x: Array, weight: Array | None, inverse: Array, out: Array, finit
 
 @loop(_normalize)
 def normalize(x: Array, weight: Array | None, inverse: Array, out: Array, finite: bool = False) -> Any:
-    """``out = x · inverse · weight``; a weight of None is 1."""
+    """``out = x · inverse · weight``; a weight of None is 1. ``out`` may be x."""
     for i in range(len(x)):
         if not inverse[i] < HUGE:
-            return False
+            return False  # before a row is written, which may be one of x
+    for i in range(len(x)):
         for j in range(x.shape[1]):
             y = x[i, j] * inverse[i]
             out[i, j] = y if weight is None else y * weight[j]

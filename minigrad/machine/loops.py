@@ -21,12 +21,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -143,11 +144,9 @@ def loop(tile: Callable[P, T]) -> Callable[[Callable[..., object]], Callable[P, 
             if not (_state.wanted and _fit(args) and _numba()):
                 return tile(*args)  # type: ignore[call-arg]
             try:
-                compiled = _made.get(function) or _make(function)
-                done = compiled(*[np.float32(x) if type(x) is float else x for x in args])
+                done = _run(function, args)
             except Exception as error:  # a loop itself raises none: it is numba that failed, before anything ran
-                _give_up(error)
-                done = False
+                done = _anew(function, args, error)
             return tile(*args) if done is False else done  # type: ignore[call-arg]
 
         choose.tile, choose.loop = tile, function  # type: ignore[attr-defined]
@@ -207,6 +206,23 @@ def _make(function: Callable[..., Any]) -> Any:
                     config.CACHE_DIR = before
             _made[function] = compiled
         return _made[function]
+
+
+def _run(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    compiled = _made.get(function) or _make(function)
+    return compiled(*[np.float32(x) if type(x) is float else x for x in args])
+
+
+def _anew(function: Callable[..., Any], args: Sequence[Any], error: Exception) -> Any:
+    """What a loop returns that is compiled once more, since its file may be broken; False where numba fails again."""
+    with _state.lock:
+        try:
+            _made.pop(function, None)
+            shutil.rmtree(cache_folder() / digest(function), ignore_errors=True)
+            return _run(function, args)
+        except Exception:
+            _give_up(error)
+            return False
 
 
 def _in_float32(function: Callable[..., Any]) -> types.FunctionType:

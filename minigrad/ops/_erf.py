@@ -107,7 +107,7 @@ def normal_by(gaussian: Array, x: Array) -> Array:
     single = x.dtype == np.float32
     out, size = gaussian, xp.asarray(xp.abs(x))
     zero = 15.0 if single else 40.0  # where the gaussian is 0; beyond it powers might overflow
-    if xp is not np or size.max(initial=0) > zero:  # to look takes a fifth of the time
+    if xp is not np or not size.max(initial=0) <= zero:  # a NaN hides a maximum; to look takes a fifth of the time
         xp.minimum(size, zero, out=size)
     with np.errstate(under="ignore"):
         out *= _ratio(_MILLS_SINGLE if single else _MILLS, size)

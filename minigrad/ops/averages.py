@@ -13,7 +13,7 @@ from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe
 from minigrad.ops.elementwise import multiply, sqrt
 from minigrad.ops.linalg import matmul
-from minigrad.ops.piecewise import astype, where
+from minigrad.ops.piecewise import astype, clip, where
 from minigrad.ops.reduce import max as largest
 from minigrad.ops.reduce import mean, sum
 from minigrad.ops.reduce import min as smallest
@@ -116,7 +116,7 @@ def corrcoef(x: Array, rowvar: bool = True) -> Array:
     if not covariances.ndim:
         return covariances / covariances
     deviation = sqrt(diagonal(covariances))
-    return covariances / deviation / reshape(deviation, (-1, 1))
+    return clip(covariances / deviation / reshape(deviation, (-1, 1)), -1, 1)  # a rounded 1 may lie above it
 
 
 # ---- without NaN ----------------------------------------------------------------------------------------------------
@@ -152,11 +152,20 @@ def nanmean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | 
 
 
 def _extreme(extreme: Any, x: Array, axis: Axes, keepdims: bool, least: float) -> Array:
-    kept = _counting(x, None)
-    some = array_module(kept).any(kept, axis=axis, keepdims=keepdims)
     if x.dtype.kind in "biu":
         return extreme(x, axis, keepdims)
-    return where(some, extreme(where(kept, x, least), axis, keepdims), math.nan)
+    kept = _counting(x, None)
+    some = array_module(kept).any(kept, axis=axis, keepdims=keepdims)
+    return where(some, _among(extreme, x, kept, axis, keepdims, least), math.nan)
+
+
+def _among(extreme: Any, x: Array, kept: Array, axis: Axes, keepdims: bool, least: float) -> Array:
+    """The extreme of those ``kept``. Others count as ``least``, and where that is the result they share no gradient."""
+    found, plain = extreme(where(kept, x, least), axis, keepdims), array_of(x)
+    lowest = array_of(found) == least
+    if not bool(lowest.any()):
+        return found
+    return where(lowest, mean(x, axis, keepdims, kept & (plain == least)), found)
 
 
 @composite(samples=[*_some, *_gaps], torch=False)
@@ -254,7 +263,7 @@ def _ranked(rows: Array, ranks: list[Any]) -> list[Array]:
     ordered = array_module(plain).sort(plain, axis=-1)
 
     def element(k: int) -> Array:
-        return largest(where(plain <= ordered[..., k : k + 1], rows, -math.inf), -1)
+        return _among(largest, rows, plain <= ordered[..., k : k + 1], -1, False, -math.inf)
 
     def between(rank: Any) -> Array:
         low = int(array_of(rank))

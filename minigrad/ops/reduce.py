@@ -95,8 +95,8 @@ def in_range(x: Array, form: Callable[[Array], Array], far: float = math.inf) ->
     except FloatingPointError:
         return None
     low = _smallest(x.dtype)[1]
-    if x.size and float(total if total.ndim == 0 else total.min()) < (low if low > 1 / far else 1 / far):
-        return None
+    if x.size and not float(total if total.ndim == 0 else total.min()) >= (low if low > 1 / far else 1 / far):
+        return None  # also where a NaN hides the smallest
     return None if x.size and far < math.inf and float(total.max()) > far else total
 
 

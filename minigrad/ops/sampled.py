@@ -188,7 +188,10 @@ def interp(
     below, above = fp[0] if left is None else left, fp[-1] if right is None else right
     if n > 1:
         start, height = xp[place], fp[place]
-        inside = height + (x - start) * ((fp[place + 1] - height) / (xp[place + 1] - start))
+        x = where((plain < knots[0]) | (plain > knots[-1]), knots[place], x)  # not an infinite one, of slope NaN
+        width = xp[place + 1] - start
+        width = where(array_of(width) == 0, 1, width)  # equal knots at the end
+        inside = height + (x - start) * ((fp[place + 1] - height) / width)
         inside = where(plain == knots[-1], fp[-1], inside)
     else:
         inside = where(plain == plain, fp[0], x)

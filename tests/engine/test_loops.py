@@ -233,6 +233,19 @@ def test_code_on_the_disk_is_used_again_but_not_after_a_change_in_another_file(t
     assert found == ["3.0 0", "3.0 1", "5.0 0", "15.0 0", "3.0 1"]
 
 
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: whole[: len(whole) // 2]], ids=["empty", "half"])
+def test_a_broken_file_is_compiled_anew(tmp_path, kind, damage):
+    pytest.importorskip("numba", reason="numba is not installed")
+    run(tmp_path)
+    (file,) = (tmp_path / "cache").rglob(kind)
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert run(tmp_path) == ["False True True [0.0, 2.0, 4.0] 0"]
+    (file,) = (tmp_path / "cache").rglob(kind)
+    assert len(file.read_bytes()) == len(whole)
+
+
 def test_the_folder_is_named_by_all_that_a_loop_reads():
     def made(term, options=()):
         @helper(*options)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections import OrderedDict
+import pickle
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 import minigrad as mg
-from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
+from minigrad.errors import ArgumentError, CallError, DTypeError, GraphError, ShapeError
 from minigrad.rows import Rows
 from minigrad.trees import leaves
 
@@ -124,6 +126,27 @@ def test_has_aux_hands_the_second_result_on() -> None:
         mg.grad(fn)(X, "kept")
     with pytest.raises(ShapeError, match="has_aux=True"):
         mg.grad(lambda x: (x.sum(), x))(X)
+
+
+def test_counters_are_handed_on_and_filled() -> None:
+    """Their ``update`` adds, where that of other dicts replaces."""
+    _, aux = mg.grad(lambda x: ((x * x).sum(), Counter(tokens=3)), has_aux=True)(X)
+    assert aux == Counter(tokens=3)
+    slope = mg.grad(lambda p: p["w"] ** 2)(Counter(w=3.0))
+    assert numbers(slope) == {"w": 6.0}
+
+
+def test_a_tensor_changed_before_the_pullback_is_an_error() -> None:
+    x = mg.tensor(X)
+    _, pullback = mg.vjp(lambda v: v * v, x)
+    x[0] = 100.0
+    with pytest.raises(GraphError, match="data changed since"):
+        pullback(np.ones(3))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))])
+def test_copies_of_a_variable_are_constants(copied: Any) -> None:
+    assert numbers(mg.grad(lambda x: (copied(x) * x).sum())(X)) == X.tolist()
 
 
 def test_the_transformed_function_says_what_it_is() -> None:

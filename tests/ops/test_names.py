@@ -157,6 +157,40 @@ def test_interp_is_numpys_at_and_between_knots() -> None:
     assert knots.grad.tolist() == [2.25, 0.75, 0.0]
 
 
+@pytest.mark.parametrize("form", ["nanmax", "nanmin", "median", "quantile"])
+def test_what_is_left_out_takes_no_share_of_an_infinite_extreme(form: str) -> None:
+    """Two equal elements share; before, so did those that are NaN or above the rank, which counted as -inf."""
+    operation, sign = {
+        "nanmax": (mg.nanmax, 1),
+        "nanmin": (mg.nanmin, -1),
+        "median": (lambda x, axis: mg.median(x, axis), 1),
+        "quantile": (lambda x, axis: mg.quantile(x, 0.25, axis), 1),
+    }[form]
+    other = np.nan if form.startswith("nan") else 7.0
+    x = leaf(sign * np.array([[-np.inf, other, -np.inf, -np.inf, other], [1.0, 2.0, 0.0, -np.inf, np.inf]]))
+    out = operation(x, 1)
+    out.backward(np.ones(2))
+    assert out.data[0] == sign * -np.inf
+    np.testing.assert_allclose(x.grad[0], [1 / 3, 0, 1 / 3, 1 / 3, 0], rtol=1e-15)
+    assert sorted(x.grad[1].tolist()) == [0, 0, 0, 0, 1]
+
+
+def test_interp_has_finite_slopes_at_equal_knots_and_far_out() -> None:
+    x, knots, heights = (leaf(np.array(v)) for v in ([0.5, 1.0, np.inf, -np.inf], [0.0, 1.0, 1.0], [1.0, 2.0, 4.0]))
+    out = mg.interp(x, knots, heights)
+    out.backward(np.ones(4))
+    np.testing.assert_array_equal(out.data, np.interp(x.data, knots.data, heights.data))
+    assert (x.grad.tolist(), heights.grad.tolist()) == ([1.0, 0.0, 0.0, 0.0], [1.5, 0.5, 2.0])
+    assert knots.grad.tolist() == [-0.5, -0.5, 0.0]
+
+
+def test_correlations_are_at_most_one() -> None:
+    x = np.random.default_rng(1).normal(size=(40, 9))
+    found = mg.corrcoef(np.vstack([x, 3.3 * x, -0.7 * x]))
+    assert abs(found).max() == 1.0
+    np.testing.assert_allclose(found, np.corrcoef(np.vstack([x, 3.3 * x, -0.7 * x])), atol=1e-14)
+
+
 def test_refusals_say_what_is_wrong() -> None:
     for call, kind in (
         (lambda: mg.select([X > 1], [X, X]), ArgumentError),

@@ -213,6 +213,41 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(name, bad):
     np.testing.assert_allclose(x.grad[1:], alone.grad, rtol=1e-5, atol=1e-6)
 
 
+ROWS_AT = {  # an operation on rows, and the share of the way to the end of the range at which it takes another way
+    "norm": (lambda x: x.norm(2, -1, True), -0.7),
+    "norm 3": (lambda x: x.norm(3, -1, True), -0.5),
+    "std": (lambda x: x.std(-1, keepdims=True), -0.7),
+    "gelu": (mg.REGISTRY["gelu"], 0.6),
+    "rms_norm": (mg.REGISTRY["rms_norm"], 0.0),
+    "layer_norm": (mg.REGISTRY["layer_norm"], 0.0),
+    "layer_norm, large": (mg.REGISTRY["layer_norm"], 1.0),
+    "layer_norm, definition": (mg.REGISTRY["layer_norm"].definition, 1.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", ROWS_AT)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_before_or_behind_that_is_not_finite_changes_no_other(name, bad, dtype):
+    operation, part = ROWS_AT[name]
+    size = float(np.finfo(dtype).max) ** part if part else 1.0
+    rows = (np.array([[0.9, -0.9, 0.5], [-0.2, 0.5, 0.9]]) * size).astype(dtype)
+
+    def both(x):
+        leaf = mg.Tensor(x, requires_grad=True)
+        with np.errstate(invalid="ignore"):
+            out = operation(leaf)
+            out.backward(np.broadcast_to(np.array([1.0, 2.0, -1.0], dtype)[: out.shape[-1]], out.shape))
+        return mg.asarray(out).detach().numpy(), mg.asarray(leaf.grad).numpy()
+
+    alone = [both(row[None]) for row in rows]
+    for place in (0, 2):
+        found = both(np.insert(rows, place, [1.0, bad, 2.0], axis=0))
+        for k, part in enumerate(found):
+            expected = np.concatenate([pair[k] for pair in alone])
+            np.testing.assert_allclose(np.delete(part, place, 0), expected, rtol=1e-5, atol=1e-5 * abs(expected).max())
+
+
 def check_norm(name, rows, eps, kernel, device="cpu"):
     operation = mg.REGISTRY[name] if kernel else mg.REGISTRY[name].definition
     weight = np.array([1.0, 2.0, -1.0], rows.dtype)

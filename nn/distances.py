@@ -29,7 +29,7 @@ def cosine_similarity(x1: Operand[X], x2: Operand[X], axis: int = 1, eps: float 
 
 def _at_least(x: Any, eps: float) -> Any:
     """``max(x, eps)``, whose derivative is 0 up to eps."""
-    return where(x > eps, x, eps)
+    return where(x <= eps, eps, x)  # which NaN is not
 
 
 @explained

@@ -283,7 +283,7 @@ def gaussian_nll_loss(
 
 def _rectified(x: Any) -> Any:
     """``max(x, 0)``, whose derivative at 0 is 0."""
-    return where(x > 0, x, 0 * x)
+    return where(x <= 0, 0, x)  # which NaN is not
 
 
 @explained

@@ -483,7 +483,7 @@ def _conflicts(pairs: list[tuple[str, Tensor, Any]]) -> list[str]:
 
 def _listed(names: list[str], most: int = 20) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(map(str, names[:most])) + more  # a dict that was given may have other keys
 
 
 def _converted(array: Array, device: str | None, dtype: Any) -> Array:

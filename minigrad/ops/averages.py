@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, array_module, array_of, to_numpy
+from minigrad.backend import Array, Axes, accumulator, array_module, array_of, to_numpy
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe
@@ -66,10 +66,13 @@ def average(x: Array, axis: Axes = None, weights: Array | None = None, keepdims:
             expected = "weights of the shape of x, or of its axes that are averaged over"
             raise ShapeError(expected, f"{describe(w)} for {describe(x)}", "with axis= a vector of weights does")
         w = broadcast_to(reshape(w, tuple(n if a in axes else 1 for a, n in enumerate(x.shape))), x.shape)
+    dtype = np.result_type(x.dtype, w.dtype)
+    dtype = np.dtype(np.float64) if dtype.kind in "biu" else dtype  # products of small integers leave their range
+    x, w = (astype(v, accumulator(dtype)) for v in (x, w))
     whole = sum(w, axis, keepdims)
     if not bool((array_of(whole) != 0).all()):  # which waits for a GPU
         raise ArgumentError("weights whose sum is not 0", describe(w), "an average divides by it")
-    return sum(multiply(x, w), axis, keepdims) / whole
+    return astype(sum(multiply(x, w), axis, keepdims) / whole, dtype)
 
 
 # ---- of several variables -------------------------------------------------------------------------------------------
@@ -97,8 +100,10 @@ def cov(x: Array, rowvar: bool = True, ddof: int = 1) -> Array:
         raise ShapeError(
             f"more than {ddof} samples of each variable", f"shape {x.shape}", "rowvar= says where they lie"
         )
+    dtype = np.dtype(np.float64) if x.dtype.kind in "biu" else x.dtype
+    rows = astype(rows, accumulator(dtype))
     off = rows - mean(rows, 1, keepdims=True)
-    found = matmul(off, swapaxes(off, 0, 1)) / (rows.shape[1] - ddof)
+    found = astype(matmul(off, swapaxes(off, 0, 1)) / (rows.shape[1] - ddof), dtype)
     return reshape(found, ()) if rows.shape[0] == 1 else found
 
 

@@ -55,6 +55,9 @@ def from_nested(value: Any) -> Any:
         got = ", ".join(map(str, sorted(inner)))
         raise ShapeError("elements of one shape in a list", got, "concatenate joins arrays of different lengths")
     dtype = np.result_type(*{array.dtype if is_array(array) else array for array in map(array_of, leaves)})
+    for leaf in leaves:
+        if isinstance(leaf, int) and dtype.kind in "iu" and not np.iinfo(dtype).min <= leaf <= np.iinfo(dtype).max:
+            raise ArgumentError(f"whole numbers that {dtype} holds", f"{leaf}", "float() or astype widens the others")
     whole = reshape(stack(leaves), (*shape, *inner.pop()))
     return whole if whole.dtype == dtype else astype(whole, dtype)
 

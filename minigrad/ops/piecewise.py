@@ -100,7 +100,12 @@ def where(condition: Array, x: Array, y: Array) -> Array:
     >>> print(where(np.array([True, False]), 1.0, 2.0))
     [1. 2.]
     """
-    return array_module(condition, x, y).where(condition, x, y)
+    out: Array = array_module(condition, x, y).where(condition, x, y)
+    if out.dtype.kind in "iu":  # where() takes an integer of Python in any case, and keeps its last bits
+        for value in (x, y):
+            if type(value) is int:
+                out.dtype.type(value)
+    return out
 
 
 @elementwise()

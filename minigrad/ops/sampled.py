@@ -27,6 +27,12 @@ def _part(x: Array, axis: int, start: int | None, stop: int | None) -> Array:
     return x[along(axis, x.ndim, slice(start, stop))]
 
 
+def _floating(x: Any) -> Any:
+    """``x``, float64 of whole numbers: differences of unsigned ones, and sums of small ones, leave their range."""
+    x = x if hasattr(x, "ndim") else np.asarray(x)
+    return astype(x, np.dtype(np.float64)) if x.dtype.kind in "biu" else x
+
+
 # ---- differences and slopes -----------------------------------------------------------------------------------------
 
 
@@ -92,8 +98,7 @@ def gradient(x: Array, *steps: Array, axis: Any = None, edge_order: int = 1) -> 
         raise ArgumentError(f"steps for {len(axes)} axes, or one for all", f"{len(given)}", "axis= chooses axes")
     if edge_order not in (1, 2):
         raise ArgumentError("edge_order 1 or 2", repr(edge_order), "2 uses one sample more")
-    if x.dtype.kind in "biu":
-        x = astype(x, np.dtype(np.float64))
+    x = _floating(x)
     slopes = [_slope(x, a, h, edge_order) for a, h in zip(axes, given, strict=True)]
     return slopes[0] if len(slopes) == 1 else slopes
 
@@ -114,7 +119,7 @@ def _slope(x: Array, axis: int, steps: Any, edge_order: int) -> Array:
         if np.shape(array_of(steps)) != (n,):
             expected = f"a distance, or {n} places along axis {axis}"
             raise ShapeError(expected, describe(steps), "one for each sample")
-        apart = reshape(diff(steps), tuple(n - 1 if a == axis else 1 for a in range(x.ndim)))
+        apart = reshape(diff(_floating(steps)), tuple(n - 1 if a == axis else 1 for a in range(x.ndim)))
         rates = rise / apart
         left, right = _part(apart, axis, None, -1), _part(apart, axis, 1, None)
         share = left / (left + right)  # of the right rate: the nearer sample counts more
@@ -139,9 +144,9 @@ def trapezoid(y: Array, x: Array | None = None, dx: Array = 1.0, axis: int = -1)
     4.0
     """
     axis = normal_axis(axis, y.ndim)
-    wide: Any = dx
+    wide, y = dx, _floating(y)
     if x is not None:
-        places: Any = x if hasattr(x, "ndim") else np.asarray(x)
+        places = _floating(x)
         wide = diff(places, axis=-1 if places.ndim == 1 else axis)
         if places.ndim == 1:
             wide = reshape(wide, tuple(wide.shape[0] if a == axis else 1 for a in range(y.ndim)))
@@ -168,8 +173,7 @@ def interp(
     >>> print(interp(np.array([0.5, 9.0]), np.array([0.0, 1.0]), np.array([10.0, 20.0])))
     [15. 20.]
     """
-    x, xp, fp = (v if hasattr(v, "ndim") else np.asarray(v, np.float64) for v in (x, xp, fp))
-    x, xp, fp = (astype(v, np.dtype(np.float64)) if v.dtype.kind in "biu" else v for v in (x, xp, fp))
+    x, xp, fp = map(_floating, (x, xp, fp))
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.shape[0]:
         raise ShapeError("points as two vectors of one length", f"{describe(xp)} and {describe(fp)}", "xp, then fp")
     if period is not None:
@@ -191,7 +195,13 @@ def interp(
         x = where((plain < knots[0]) | (plain > knots[-1]), knots[place], x)  # not an infinite one, of slope NaN
         width = xp[place + 1] - start
         width = where(array_of(width) == 0, 1, width)  # equal knots at the end
-        inside = height + (x - start) * ((fp[place + 1] - height) / width)
+        with np.errstate(invalid="ignore"):  # of infinite points
+            rate = (fp[place + 1] - height) / width
+            inside = height + (x - start) * rate
+            broken = (array_of(inside) != array_of(inside)) & (plain == plain)
+            if bool(broken.any()):  # they are seen from the other end of the piece
+                other = where(plain == knots[place], height, fp[place + 1] + (x - xp[place + 1]) * rate)
+                inside = where(broken, other, inside)
         inside = where(plain == knots[-1], fp[-1], inside)
     else:
         inside = where(plain == plain, fp[0], x)

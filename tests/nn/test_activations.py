@@ -109,6 +109,16 @@ def test_distances() -> None:
     assert np.isfinite(zero.grad).all()
 
 
+def test_margins_far_beyond_are_zero_and_nan_stays() -> None:
+    """A comparison is False for NaN, and 0 times an infinite number is NaN."""
+    at, sign = np.array([np.inf, np.nan]), np.array([-1.0, -1.0])
+    np.testing.assert_array_equal(F.hinge_embedding_loss(at, sign, reduction="none"), [0, np.nan])
+    np.testing.assert_array_equal(F.margin_ranking_loss(at, np.zeros(2), -sign, reduction="none"), [0, np.nan])
+    rows = np.array([[np.nan, 3.0], [0.0, 2.0]])
+    np.testing.assert_array_equal(F.normalize(rows), [[np.nan, np.nan], [0, 1]])
+    np.testing.assert_array_equal(F.cosine_similarity(rows, np.ones((2, 2))), [np.nan, 2 / (2 * np.sqrt(2.0))])
+
+
 def test_prelu() -> None:
     both("prelu", [A, np.array([0.3])], {})
     both("prelu", [A, np.array([0.3, 0.1, -0.2])], {})

@@ -119,3 +119,12 @@ def test_calls_nest(model: nn.Module) -> None:
 
     loss = lambda p: (nn.functional_call(model, p, X) ** 2).mean()
     assert mg.gradcheck(inner, parameters(model))
+
+
+@pytest.mark.parametrize("key", [1, None, ("weight",)])
+def test_names_that_are_no_strings_are_listed_too(key: Any) -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(StateError, match="unexpected"):
+        nn.functional_call(model, {**dict(model.named_parameters()), key: 1.0}, np.ones((1, 2)))
+    with pytest.raises(StateError, match="unexpected"):
+        model.load_state_dict({**model.state_dict(), key: 1.0})

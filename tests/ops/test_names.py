@@ -184,6 +184,46 @@ def test_interp_has_finite_slopes_at_equal_knots_and_far_out() -> None:
     assert knots.grad.tolist() == [-0.5, -0.5, 0.0]
 
 
+POINTS = [([0.0, 1.0, 2.0], [1.0, np.inf, 3.0]), ([-np.inf, 1.0, 2.0], [1.0, 2.0, 3.0]), ([0, 1, np.inf], [1, 2, 3])]
+
+
+@pytest.mark.parametrize(("xp", "fp"), POINTS)
+def test_interp_between_infinite_points_is_numpys(xp: Any, fp: Any) -> None:
+    x = np.array([-np.inf, 0.0, 0.5, 1.0, 1.5, 2.0, np.nan])
+    np.testing.assert_array_equal(mg.interp(x, xp, fp), np.interp(x, xp, fp))
+
+
+def test_averages_of_small_numbers_do_not_leave_their_range() -> None:
+    """Products, sums and differences of int8, uint8, bool and float16; NumPy wraps some of them around."""
+    many = np.full(3, 100, np.int8)
+    assert mg.average(many, weights=many) == 100.0
+    half = mg.average(np.full(3, 300, np.float16), weights=np.full(3, 300, np.float16))
+    assert half == 300 and half.dtype == np.float16
+    spread = np.tile(np.array([150, -150], np.float16), 20)
+    assert mg.cov(spread) == np.float16(np.cov(spread))
+    down = np.array([3, 2, 1], np.uint8)
+    assert mg.gradient(X, down).tolist() == mg.gradient(X, down.astype(float)).tolist()
+    assert mg.trapezoid(np.full(2, 200, np.uint8)) == 200.0 and mg.trapezoid(np.ones(3), down) == -2.0
+    assert mg.trapezoid(np.array([True, True])) == 1.0
+    assert mg.correlate(X, 2.0).tolist() == (2 * X).tolist()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: mg.where(x > 1, x, 300),
+        lambda x: mg.where(x > 1, -200, x),
+        lambda x: mg.masked_fill(x, x > 1, 300),
+        lambda x: mg.select([x > 1], [x], 300),
+        lambda x: mg.array([x[0], 300]),
+        lambda x: mg.array([x, [1, -300]]),
+    ],
+)
+def test_an_integer_that_the_dtype_does_not_hold_is_refused(call: Any) -> None:
+    with pytest.raises(ArgumentError, match="holds"):
+        call(mg.tensor([1, 2], dtype="int8"))
+
+
 def test_correlations_are_at_most_one() -> None:
     x = np.random.default_rng(1).normal(size=(40, 9))
     found = mg.corrcoef(np.vstack([x, 3.3 * x, -0.7 * x]))

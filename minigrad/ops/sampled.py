@@ -243,7 +243,7 @@ def _slide(x: Array, y: Array, mode: Any) -> Array:
 
 
 def _check_vectors(x: Array, y: Array) -> None:
-    if x.ndim != 1 or y.ndim != 1 or not (x.shape[0] and y.shape[0]):
+    if any(np.ndim(array_of(v)) != 1 for v in (x, y)) or not (x.shape[0] and y.shape[0]):
         got = f"{describe(x)} and {describe(y)}"
         raise ShapeError("two vectors with at least one element", got, "nn.functional.conv2d takes images")
 

@@ -205,7 +205,6 @@ def test_averages_of_small_numbers_do_not_leave_their_range() -> None:
     assert mg.gradient(X, down).tolist() == mg.gradient(X, down.astype(float)).tolist()
     assert mg.trapezoid(np.full(2, 200, np.uint8)) == 200.0 and mg.trapezoid(np.ones(3), down) == -2.0
     assert mg.trapezoid(np.array([True, True])) == 1.0
-    assert mg.correlate(X, 2.0).tolist() == (2 * X).tolist()
 
 
 @pytest.mark.parametrize(
@@ -239,6 +238,7 @@ def test_refusals_say_what_is_wrong() -> None:
         (lambda: mg.average(X, weights=[1.0, -1.0, 0.0]), ArgumentError),
         (lambda: mg.cross([1.0, 2.0], [1.0, 2.0]), ShapeError),
         (lambda: mg.convolve(X, X, "best"), ArgumentError),
+        (lambda: mg.correlate(X, 2.0), ShapeError),
         (lambda: mg.interp(X, X[:0], X[:0]), ShapeError),
         (lambda: mg.gradient(X, edge_order=3), ArgumentError),
         (lambda: mg.vsplit(X, 3), ShapeError),

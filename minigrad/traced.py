@@ -81,7 +81,7 @@ class Traced:
         self.outs = [_result(part) for _, part in _results(self.out)]
         edges = {v.node or v for v in self.variables}
         behind = nodes_behind([r.node for r in self.outs], lambda node: node in edges)
-        sources = {edge for node in behind for edge in node.parents} - edges
+        sources = {edge for node in behind for edge in node.parents or ()} - edges
         found = [
             e
             for e in sources

@@ -144,6 +144,17 @@ def test_a_tensor_changed_before_the_pullback_is_an_error() -> None:
         pullback(np.ones(3))
 
 
+@pytest.mark.parametrize("transform", [mg.grad, mg.hessian, lambda fn: lambda x: mg.jvp(fn, x, X)])
+def test_a_backward_pass_inside_that_frees_the_graph_is_explained(transform: Any) -> None:
+    def fn(x: Any) -> Any:
+        y = (x * x).sum()
+        y.backward()
+        return y
+
+    with pytest.raises(GraphError, match="retain_graph"):
+        transform(fn)(X)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))])
 def test_copies_of_a_variable_are_constants(copied: Any) -> None:
     assert numbers(mg.grad(lambda x: (copied(x) * x).sum())(X)) == X.tolist()

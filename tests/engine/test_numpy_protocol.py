@@ -158,6 +158,8 @@ def slopes(function: Any, arguments: Any, ups: list[Any]) -> list[Any]:
 @pytest.mark.filterwarnings("ignore")
 def test_every_function_of_numpy_is_right_or_refused(name: str, function: Any) -> None:
     for arguments in ARGUMENTS:
+        if name == "np.trapezoid" and np.asarray(arguments[0]).dtype == bool:
+            continue  # NumPy adds two booleans by "or", where ours are numbers
         try:
             plain = function(*arrays_to(arguments, np.copy))
         except Exception:  # no call of this function

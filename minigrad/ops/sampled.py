@@ -140,7 +140,7 @@ def _slope(x: Array, axis: int, steps: Any, edge_order: int) -> Array:
 def trapezoid(y: Array, x: Array | None = None, dx: Array = 1.0, axis: int = -1) -> Array:
     """The area under ``y`` along ``axis``, ``Σ (x[k+1] - x[k]) (y[k] + y[k+1]) / 2``, at places x or ``dx`` apart.
 
-    Booleans and integers count as real numbers; NumPy's sum of two booleans is at most 1, and small integers wrap there.
+    Booleans and integers count as real numbers, where NumPy takes "or" of two booleans and small integers wrap.
 
     >>> print(trapezoid(np.array([1.0, 2.0, 3.0])))
     4.0

@@ -158,8 +158,8 @@ def slopes(function: Any, arguments: Any, ups: list[Any]) -> list[Any]:
 @pytest.mark.filterwarnings("ignore")
 def test_every_function_of_numpy_is_right_or_refused(name: str, function: Any) -> None:
     for arguments in ARGUMENTS:
-        if name == "np.trapezoid" and np.asarray(arguments[0]).dtype == bool:
-            continue  # NumPy adds two booleans by "or", where ours are numbers
+        if name == "np.trapezoid" and any(part is B for part in arguments):
+            continue  # NumPy adds and subtracts booleans by "or" and "xor", where ours are numbers
         try:
             plain = function(*arrays_to(arguments, np.copy))
         except Exception:  # no call of this function

@@ -17,7 +17,7 @@ ROW = re.compile(r"^\| (\w+): (.*?) \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", re.MULTIL
 
 
 def ratios() -> dict[str, tuple[float, float, float]]:
-    """For each configuration torch's time over minigrad's, on NumPy and with numba, and memory over torch's on NumPy."""
+    """For each configuration torch's time over ours, on NumPy and with numba, and our memory on NumPy over torch's."""
     written = RESULTS.read_text().split("<!-- written by hand")[0]
     found = {}
     for section in written.split("\n## ")[1:]:

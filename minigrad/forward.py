@@ -62,7 +62,7 @@ def products(
     roots = [out.node or out for out in outs]
     moved: dict[Any, Any] = {edge: t if create_graph else array_of(t) for edge, t in tangents.items()}
     with Setting(recording=create_graph, autocast=None):
-        for node in sorted(nodes_behind(roots, lambda node: node in tangents), key=lambda n: n.number):
+        for node in sorted(nodes_behind(roots, tangents.__contains__), key=lambda n: n.number):
             given = [moved.get(edge) for edge in node.parents or ()]
             if node.parents is None or any(t is not None for t in given):
                 node.check()

@@ -22,7 +22,7 @@ from minigrad import ops
 from minigrad.backend import array_module, is_array
 from minigrad.checkpointing import Function, T, several
 from minigrad.checkpointing import checkpoint as checkpoint
-from minigrad.creation import asarray
+from minigrad.creation import asarray, zeros_like
 from minigrad.engine.backward import gradients
 from minigrad.engine.recording import enable_grad, is_grad_enabled
 from minigrad.errors import ArgumentError, CallError, GraphError, ShapeError
@@ -31,7 +31,7 @@ from minigrad.messages.arguments import as_int
 from minigrad.messages.explain import describe, explained
 from minigrad.rows import at_once, pull_rows
 from minigrad.tensor import Tensor, TensorLike
-from minigrad.traced import Argnums, Traced, grads, zeros_like
+from minigrad.traced import Argnums, Traced, grads
 from minigrad.trees import filled, leaves, matched
 
 # ---- vectors for products -------------------------------------------------------------------------------------------

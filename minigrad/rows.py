@@ -22,7 +22,7 @@ from minigrad.engine.backward import Pass, nodes_behind, with_zeros
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node
 from minigrad.engine.fused import Fused
-from minigrad.engine.plan import argument_and_fact, picked
+from minigrad.engine.plan import Plan, argument_and_fact
 from minigrad.tensor import Tensor
 
 MATMUL: Any = ops.matmul
@@ -42,7 +42,7 @@ def pull_rows(out: Any, variables: Sequence[Any], rows: Any, create_graph: bool)
 
 def at_once(outs: Sequence[Any], hooks: bool) -> int:
     """How many rows or columns go into one pass; 1 where ``hooks`` of the graph wait for single gradients."""
-    nodes = nodes_behind([out.node for out in outs], lambda node: False)
+    nodes = nodes_behind([out.node for out in outs], None)
     if hooks and any(edge._hooks for node in nodes for edge in (node, *(node.parents or ()))):
         return 1
     sizes = [math.prod(node.shape) for node in nodes if type(node.dtype) is not tuple]
@@ -79,11 +79,8 @@ class Rows(Pass):
                 residuals = _stacked(node, residuals, self.count)
         if residuals is None:
             return self.one_by_one(node, g)
-        found: list[Any] = []
-        for rule, where, picks in node.plan.calls:
-            value = rule(g, *picked(residuals, where))
-            found += (value,) if picks is None else [value[k] for k in picks]
-        return found
+        plan: Plan = node.plan
+        return plan.gradients(g, residuals)
 
     def by_definition(self, node: Node, g: Any) -> list[Any]:
         """The gradients of a kernel, by differentiating its definition."""

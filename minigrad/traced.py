@@ -10,7 +10,7 @@ import numpy as np
 from minigrad import ops
 from minigrad.backend import is_floating
 from minigrad.checkpointing import Function, several
-from minigrad.creation import asarray
+from minigrad.creation import asarray, zeros_like
 from minigrad.engine.backward import gradients, nodes_behind
 from minigrad.engine.core import node_ids
 from minigrad.engine.recording import Setting, enable_grad, is_grad_enabled
@@ -31,6 +31,11 @@ class _Variable(Tensor):
 
     def _in_place(self, sign: str, made: Tensor) -> Tensor:
         return made  # the name belongs to the function, which may give it to another tensor
+
+
+def _is_younger(leaf: Tensor, start: int) -> bool:
+    """Whether a transform made ``leaf`` after ``start``; a copy of a variable, which has no birth, was made inside."""
+    return isinstance(leaf, _Variable) and getattr(leaf, "birth", start) >= start
 
 
 def _now() -> int:
@@ -80,13 +85,9 @@ class Traced:
         self.out, self.aux = _pair(out) if has_aux else (out, None)
         self.outs = [_result(part) for _, part in _results(self.out)]
         edges = {v.node or v for v in self.variables}
-        behind = nodes_behind([r.node for r in self.outs], lambda node: node in edges)
+        behind = nodes_behind([r.node for r in self.outs], edges.__contains__)
         sources = {edge for node in behind for edge in node.parents or ()} - edges
-        found = [
-            e
-            for e in sources
-            if isinstance(e, Tensor) and not (isinstance(e, _Variable) and getattr(e, "birth", start) >= start)
-        ]
+        found = [e for e in sources if isinstance(e, Tensor) and not _is_younger(e, start)]
         self.nested = outer and (bool(found) or any(v.node for v in self.variables))
 
     def grads(self, seeds: Sequence[Any], create: bool, retain: bool = False) -> list[Tensor]:
@@ -174,8 +175,3 @@ def grads(
     pairs = [(o, s) for o, s in zip(outs, seeds, strict=True) if o.requires_grad]
     found = gradients([o for o, _ in pairs], variables, [s for _, s in pairs], retain or create, create)
     return [zeros_like(v) if f is None else f for f, v in zip(found, variables, strict=True)]
-
-
-def zeros_like(tensor: Any) -> Tensor:
-    """Zeros of the shape, dtype and device of a Tensor."""
-    return Tensor._wrap(ops.zeros_like(tensor))

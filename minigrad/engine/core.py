@@ -35,7 +35,7 @@ from typing import Any, overload
 from numpy import ndarray
 
 from minigrad.backend import cast_narrow, is_floating
-from minigrad.engine.plan import DeclaredRule, Plan, Rule, argument_and_fact, is_legal, make_plan, names_read, picked
+from minigrad.engine.plan import DeclaredRule, Plan, Rule, argument_and_fact, is_legal, make_plan, names_read
 from minigrad.engine.recording import F, current_mode
 from minigrad.engine.registry import PLAIN, Operation, P, register
 from minigrad.errors import CallError, GraphError
@@ -284,12 +284,8 @@ class Primitive(Operation[P]):
 
     def run_rules(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """The gradients of the arguments in ``plan.wrt``, from the gradient ``g`` of the result."""
-        residuals = self.rewrap(node) if create_graph else node.residuals
-        gradients: list[Any] = []
-        for rule, where, picks in node.plan.calls:
-            value = rule(g, *picked(residuals, where))
-            gradients += (value,) if picks is None else [value[k] for k in picks]
-        return gradients
+        plan: Plan = node.plan
+        return plan.gradients(g, self.rewrap(node) if create_graph else node.residuals)
 
     def rewrap(self, node: Node) -> list[Any]:
         """The residuals; arrays through which a gradient flows become Tensors again, connected to the graph."""

@@ -43,6 +43,14 @@ class Plan:
     sources: tuple[int | None, ...] = ()  # for each residual the argument that it is; -1: the result; None: neither
     needs: tuple[bool, ...] = ()  # for each argument with a rule
 
+    def gradients(self, g: Any, residuals: Sequence[Any]) -> list[Any]:
+        """What the rules give for ``g``, the gradient of the result, in the order of ``wrt``."""
+        found: list[Any] = []
+        for rule, where, picks in self.calls:
+            value = rule(g, *picked(residuals, where))
+            found += (value,) if picks is None else [value[k] for k in picks]
+        return found
+
 
 def _dtype_of(value: Any) -> Any:
     return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype

@@ -52,7 +52,7 @@ def _graph(t: Any, gradients: bool) -> _Graph:
     if isinstance(root, Node) and root.parents is None:
         hint = "draw it before backward, or call backward(retain_graph=True)"
         raise GraphError("a graph that is still there", "one that a backward pass has freed", hint)
-    nodes = sorted(nodes_behind([root], lambda node: False), key=lambda node: node.number)
+    nodes = sorted(nodes_behind([root], None), key=lambda node: node.number)
     values = {root: t._data} | _values(nodes)
     wanted = gradients and t._requires_grad and t.size == 1 and _is_whole(nodes)
     return _Graph(root, nodes, values, _gradients(t, root, nodes) if wanted else _leaf_gradients(nodes))

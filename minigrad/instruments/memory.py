@@ -166,7 +166,7 @@ def memory_summary(results: Any) -> MemorySummary:
     nodes: 4, leaves: 1, with 16 B of data and 0 B of gradients of their own
     """
     roots = [t.node or t for t in _tensors(results)]
-    nodes = sorted(nodes_behind(roots, lambda node: False), key=lambda node: node.number)
+    nodes = sorted(nodes_behind(roots, None), key=lambda node: node.number)
     edges = [*roots, *(edge for node in nodes for edge in node.parents or ())]
     leaves = list(dict.fromkeys(_leaves(edges)))
     ledger = _Ledger()

@@ -255,7 +255,12 @@ def _globals_of(function: Callable[..., Any]) -> dict[str, Any]:
 def digest(function: Callable[..., Any]) -> str:
     """A hash of the code of a loop or helper and of everything that it reads: its helpers, their helpers, numbers."""
     code = function.__code__
-    known = code.co_names, code.co_varnames, code.co_consts[1:], sorted(_helpers.get(function, ()))
+    known = (
+        code.co_names,
+        code.co_varnames,
+        [c for c in code.co_consts if c != function.__doc__],
+        sorted(_helpers.get(function, ())),
+    )
     parts = [code.co_code.hex(), repr(known)]
     for name, value in sorted(_globals_of(function).items()):
         parts.append(f"{name}={digest(value) if callable(value) else value!r}")

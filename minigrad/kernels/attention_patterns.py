@@ -110,10 +110,10 @@ def _places(length: int, size: int) -> tuple[NDArray, NDArray]:
 
 
 class Block(NamedTuple):
-    """Keys that the queries of a tile see. ``edges``: columns that only some rows see, 1 where a row does, else 0."""
+    """Keys that the queries of a tile see. ``partial``: columns that only some rows see, 1 where a row does, else 0."""
 
     j: slice
-    edges: tuple[tuple[slice, Array], ...]
+    partial: tuple[tuple[slice, Array], ...]
     spans: Array | None  # (rows, 2): the columns that a row sees, from the first on and below the second; None: gaps
 
 
@@ -186,8 +186,8 @@ def blocks_of(pattern: Pattern, start: int, stop: int, keys: int, part: int) -> 
     """The keys that the queries from start to stop see, in blocks of at most ``part``."""
     spans = pattern.spans(start, stop, keys)
     slices = [slice(j, min(j + part, last)) for first, last in spans for j in range(first, last, part)]
-    edges = [tuple(_edges(pattern, slice(start, stop), j)) for j in slices]
-    return [Block(j, edge, _spans(stop - start, j.stop - j.start, edge)) for j, edge in zip(slices, edges, strict=True)]
+    found = [(j, tuple(_partial_columns(pattern, slice(start, stop), j))) for j in slices]
+    return [Block(j, partial, _spans(stop - start, j.stop - j.start, partial)) for j, partial in found]
 
 
 @lru_cache(maxsize=256)
@@ -209,7 +209,7 @@ def pairs(pattern: Pattern, queries: int, keys: int) -> int:
     return total
 
 
-def _edges(pattern: Pattern, i: slice, j: slice) -> Iterator[tuple[slice, Array]]:
+def _partial_columns(pattern: Pattern, i: slice, j: slice) -> Iterator[tuple[slice, Array]]:
     """The columns of a block of keys that some of the queries i don't see: 1 where one does, 0 where not."""
     rows, i = i.stop - i.start, slice(i.start + pattern.start, i.stop + pattern.start)
     right, left = i.start + pattern.right, i.start - pattern.left  # the last and the first key of the first row
@@ -226,11 +226,11 @@ def _edges(pattern: Pattern, i: slice, j: slice) -> Iterator[tuple[slice, Array]
             yield slice(None), seen[:rows, : j.stop - j.start].astype(np.float32)
 
 
-def _spans(rows: int, columns: int, edges: tuple[tuple[slice, Array], ...]) -> Array | None:
+def _spans(rows: int, columns: int, partial: tuple[tuple[slice, Array], ...]) -> Array | None:
     """The first column that each row of a block sees and the one behind its last, or None where there are gaps."""
     seen = np.ones((rows, columns), bool)
-    for part, edge in edges:
-        seen[:, part] &= edge != 0
+    for part, sees in partial:
+        seen[:, part] &= sees != 0
     first, count = seen.argmax(1), seen.sum(1)
     spans = np.stack([first, first + count], 1).astype(np.intp)
     places = np.arange(columns)

@@ -230,7 +230,7 @@ class AttentionCall:
 
     def hide(self, scores: Array, block: Block) -> Array:
         """Scores with -inf, in place, where a row doesn't see a key."""
-        for columns, seen in block.edges:
+        for columns, seen in block.partial:
             np.copyto(self._tile(scores)[..., columns], -np.inf, where=seen == 0)
         return scores
 
@@ -248,7 +248,7 @@ class AttentionCall:
             np.exp(scores, out=scores)
         else:
             np.exp(scores, out=scores)
-            for columns, seen in block.edges:
+            for columns, seen in block.partial:
                 tile = self._tile(scores)[..., columns]
                 tile *= seen
         if sums is not None:

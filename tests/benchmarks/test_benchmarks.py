@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import accuracy
 from alternate import median_interval
 from compare import quartiles
 from engines import ENGINES
@@ -94,3 +95,14 @@ def test_small_work_is_the_same_in_minigrad_and_autograd(name: str) -> None:
 def test_recorded_operations_are_the_same_in_minigrad_and_torch(name: str) -> None:
     for got, expected in zip(*(run() for run in operations()[name]), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+def test_the_page_of_accuracy_is_what_its_program_writes() -> None:
+    """All but the figures of the table: the operations, the limits and what they cost."""
+    written = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text()
+    assert written.endswith(accuracy.limits() + accuracy.NOTES)
+    listed = sorted((case for case in accuracy.CASES if case.public), key=str)
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in written.split("## Above")[0].splitlines()]
+    assert [row for row in rows if row in {case.title for case in listed}] == [case.title for case in listed] * 2
+    few = [case for case in listed if case.title in ("exp", "multiply")]
+    assert accuracy.page(5, few).count("\n| exp |") == 2

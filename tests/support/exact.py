@@ -355,9 +355,6 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {  # above 4 units, by order 
     ("gelu tanh", 0): (8, _MAGNIFIED),
     ("gelu tanh", 1): (8, _MAGNIFIED),
     ("gelu tanh", 2): (16, _MAGNIFIED),
-    "logaddexp2": sympy.Piecewise(
-        (y, y - x > 4300), (x, x - y > 4300), (x + _log1p(2 ** (y - x)) / sympy.log(2), True)
-    ),
     **exact_special.LIMITS,
 }
 

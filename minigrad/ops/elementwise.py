@@ -700,17 +700,25 @@ def share(x: Array, y: Array) -> Array:
         apart = xp.asarray(x - y)
     out = xp.asarray(sigmoid(apart))
     exact = any(isinstance(v, int | float) and v == 0 for v in (x, y))  # no digit of x - y is lost
-    # Far below 0, e^(x - y) magnifies what rounding cut off x - y: Knuth's sum finds it.
+    # Far below 0, e^(x - y) magnifies what rounding cut off x - y.
     if not exact and (far := apart < -4).any():
         x, y = (v if v.shape == far.shape else xp.broadcast_to(v, far.shape) for v in map(xp.asarray, (x, y)))
-        a, b, c = x[far], y[far], apart[far]
-        with np.errstate(invalid="ignore"):
-            moved = c - a
-            lost = (a - (c - moved)) - (b + moved)
-            out[far] *= 1 + xp.where(xp.abs(lost) < 1, lost, 0)
+        out[far] *= 1 + lost_in_difference(x[far], y[far], apart[far])
     if (nan := apart != apart).any():
         out[nan & (x == y)] = 0
     return out
+
+
+def lost_in_difference(x: Array, y: Array, apart: Array) -> Array:
+    """What rounding cut off ``apart = x - y``, by Knuth's sum; 0 where that isn't below 1.
+
+    >>> print(lost_in_difference(np.array([1.0]), np.array([1e-17]), np.array([1.0])))
+    [-1.e-17]
+    """
+    with np.errstate(invalid="ignore"):
+        moved = apart - x
+        lost = (x - (apart - moved)) - (y + moved)
+    return array_module(lost).where(abs(lost) < 1, lost, 0)
 
 
 def _sigmoid_slope(g: Array, x: Array, out: Array) -> None:

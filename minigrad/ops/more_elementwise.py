@@ -10,7 +10,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, array_module, array_of, cast_to
 from minigrad.engine.core import elementwise
 from minigrad.engine.registry import composite, sample
-from minigrad.ops.elementwise import exp2, multiply
+from minigrad.ops.elementwise import exp2, lost_in_difference, multiply
 from minigrad.ops.piecewise import isinf, where
 
 __all__ = ["cbrt", "deg2rad", "logaddexp2", "rad2deg", "sinc"]
@@ -50,7 +50,8 @@ def _share2(x: Array, y: Array) -> Array:
     same = (x == y) & isinf(x)
     apart = where(same, 0, x) - where(same, 0, y)
     below = array_of(apart) < 0
-    power = exp2(where(below, apart, -apart))
+    lost = lost_in_difference(array_of(x), array_of(y), array_of(apart)) * math.log(2)  # which the power magnifies
+    power = exp2(where(below, apart, -apart)) * (1 + where(below, lost, -lost))
     return where(same, 0, where(below, power, 1) / (1 + power))
 
 

@@ -209,6 +209,7 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {
     ("ndtr", 0): (1000, f"{_OWN}, in the lower tail"),
     ("ndtri", 1): (20, "SciPy's erfcx is a factor"),
     ("ndtri", 2): (20, "SciPy's erfcx is a factor"),
+    ("rgamma", 2): (10, "SciPy's gamma and digamma are factors"),
     ("scaled_tail 1", 0): (20, _QUADRATURE),
     ("scaled_tail 1", 1): (20, _QUADRATURE),
     ("stdtr", 0): (100, _OWN),

@@ -1,10 +1,8 @@
 // One kernel over many arrays: a block takes CHUNK elements of one of them. `chunks` says which, and from where on.
 
-#define CHUNK 16384
-
 struct Entry {
-    T *weight, *gradient;
-    W *mean, *square, *master;  // master is null where the weight itself is of W
+    T ELEMENTS;  // *weight, *gradient
+    W WIDE;      // *mean, *square, *master, which is null where the weight itself is of W
     long long size, step;
 };
 

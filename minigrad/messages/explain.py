@@ -39,9 +39,8 @@ def explanation(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], e
     The error stays as it is if no boundary explained it and it is one of ours, or if a function of the user took part
     in what failed.
     """
-    libraries = [
-        Path(str(sys.modules[name].__file__)).parent for name in ("numpy", "scipy", "cupy") if name in sys.modules
-    ]
+    modules = map(sys.modules.get, ("numpy", "scipy", "cupy"))
+    libraries = [Path(str(module.__file__)).parent for module in modules if hasattr(module, "__file__")]
     inside = (*OURS, *(f"{library}{os.sep}" for library in libraries))
     files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     origin = getattr(error, "origin", error)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, is_bfloat16
+from minigrad.backend import Array, array_module, check_bfloat16, is_bfloat16
 from minigrad.cuda import tf32_allowed
 
 ARGUMENTS = (
@@ -73,6 +73,8 @@ def product(x: Array, y: Array) -> Array:
     Two matrices are left to CuPy, which passes transposes as flags to gemmEx.
     """
     xp, dtype = array_module(x), np.result_type(x.dtype, y.dtype)
+    if is_bfloat16(dtype):
+        check_bfloat16(xp, xp.cuda.runtime.getDevice())
     kind, gemm = _kind(dtype), _function(xp)
     if kind is None or gemm is None or max(x.ndim, y.ndim) <= 2 or min(x.ndim, y.ndim) == 0:
         return xp.matmul(x, y)

@@ -191,7 +191,7 @@ class ndarray:
     strides = property(lambda self: self._host.strides)
     device = property(lambda self: Device(self._device))
     T = property(lambda self: self._view(self._host.T))
-    data = property(lambda self: types.SimpleNamespace(ptr=self._host.ctypes.data))
+    data = property(lambda self: types.SimpleNamespace(ptr=self._host.ctypes.data, device_id=self._device))
 
     @property
     def flags(self) -> Any:
@@ -598,6 +598,7 @@ def _module() -> Any:
             runtimeGetVersion=lambda: 0,
         ),
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        get_allocator=lambda: allocator,
         set_allocator=set_allocator,
         cublas=cublas,
     )

@@ -2,10 +2,9 @@
 
     python tests/gpu/report.py
 
-Registers and spilled bytes are the most of any dtype and variant, of all sizes of heads too, for five generations of GPUs.
-It takes about half an hour of one core. A case is a call with
-its backward pass; an error is the largest difference from the NumPy pair over the largest value (at least 1), the
-worst of all results that the kernel had a part in.
+Registers and spilled bytes are the most of any dtype and variant, of all sizes of heads too, for five generations of
+GPUs. A case is a call with its backward pass; an error is the largest difference from the NumPy pair over the largest
+value (at least 1), the worst of all results that the kernel had a part in. It takes about half an hour of one core.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import time
 import types
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -495,6 +496,16 @@ class Device:
         wait()
 
 
+class Event:
+    """A moment on the stream, which here is that of its recording."""
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        wait()
+
+
 def array(obj: Any, dtype: Any = None, copy: bool = True, order: str = "K") -> ndarray:
     """A new array of the current device, from one of any device or of the host."""
     if isinstance(obj, list | tuple) and any(isinstance(part, ndarray) for part in obj):
@@ -600,6 +611,8 @@ def _module() -> Any:
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         get_allocator=lambda: allocator,
         set_allocator=set_allocator,
+        Event=Event,
+        get_elapsed_time=lambda start, end: 1e3 * (end.at - start.at),
         cublas=cublas,
     )
     module._core = types.SimpleNamespace(_routines_linalg=cublas.Products)

@@ -78,7 +78,7 @@ extern "C" __global__ void layer_norm_forward(const T* x, const T* weight, const
     }
 }
 
-extern "C" __global__ void rms_norm_forward(const T* x, const T* weight, T* y, W* inverse, long long width, W eps) {
+extern "C" __global__ void rms_norm_forward(const T* x, const T* weight, R* y, W* inverse, long long width, W eps) {
     x += blockIdx.x * width;
     y += blockIdx.x * width;
     W squares = 0, largest = 0;
@@ -115,30 +115,40 @@ extern "C" __global__ void rms_norm_forward(const T* x, const T* weight, T* y, W
     if (threadIdx.x == 0) inverse[blockIdx.x] = r * scale;
 }
 
+// The normalised row again.
+extern "C" __global__ void rms_norm_again(const T* x, const T* weight, R* y, const W* inverse, long long width) {
+    W r = inverse[blockIdx.x];
+    FOR_PACKS(c, width) {
+        W v[PACK], w[PACK];
+        load(x + blockIdx.x * width + c, v);
+        load(weight + c, w);
+        FOR_LANES(k) v[k] = v[k] * r * w[k];
+        store(v, y + blockIdx.x * width + c);
+    }
+}
+
 // With n the normalised row: dx = r (g w - mean(g w) - n mean(g w n)), dweight = Σ g n, dbias = Σ g. Without CENTRE the
 // row is not centred, and mean(g w) is no part of dx. A block takes every gridDim.x-th row; each of its threads has the
 // sums of its columns in registers, and in the end in a row of ``shares`` of the block, which the host sums. ``dx`` and
 // the shares may be null. A thread takes COLUMNS packs of a row, so that n and g w are computed once.
 template <bool CENTRE>
-__device__ inline void norm_backward(const T* g, const T* x, const T* weight, const W* centre, const W* rest,
+__device__ inline void norm_backward(const R* g, const T* x, const T* weight, const W* centre, const W* rest,
                                      const W* inverse, T* dx, W* shares, W* bias_shares, long long rows,
                                      long long width) {
-    W sum[COLUMNS][PACK] = {}, bias_sum[COLUMNS][PACK] = {}, w[COLUMNS][PACK];
-    FOR_COLUMNS(i, c, width) {
-        if (weight) load(weight + c, w[i]);
-        else FOR_LANES(k) w[i][k] = 1;
-    }
+    W sum[COLUMNS][PACK] = {}, bias_sum[COLUMNS][PACK] = {};
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
         W n[COLUMNS][PACK], scaled[COLUMNS][PACK], r = inverse[row], up = 0, along = 0;
         W mean = CENTRE ? centre[row] : W(0), remaining = CENTRE ? rest[row] : W(0);
         FOR_COLUMNS(i, c, width) {
+            W w[PACK];
+            if (weight) load(weight + c, w);
             load(g + row * width + c, scaled[i]);
             load(x + row * width + c, n[i]);
             FOR_LANES(k) {
                 n[i][k] = (n[i][k] - mean - remaining) * r;
                 sum[i][k] += scaled[i][k] * n[i][k];
                 bias_sum[i][k] += scaled[i][k];
-                scaled[i][k] *= w[i][k];
+                if (weight) scaled[i][k] *= w[k];
                 up += scaled[i][k];
                 along += scaled[i][k] * n[i][k];
             }
@@ -157,11 +167,11 @@ __device__ inline void norm_backward(const T* g, const T* x, const T* weight, co
     }
 }
 extern "C" __global__ void __launch_bounds__(512) layer_norm_backward(
-    const T* g, const T* x, const T* weight, const W* centre, const W* rest, const W* inverse, T* dx, W* shares,
+    const R* g, const T* x, const T* weight, const W* centre, const W* rest, const W* inverse, T* dx, W* shares,
     W* bias_shares, long long rows, long long width) {
     norm_backward<true>(g, x, weight, centre, rest, inverse, dx, shares, bias_shares, rows, width);
 }
 extern "C" __global__ void __launch_bounds__(512) rms_norm_backward(
-    const T* g, const T* x, const T* weight, const W* inverse, T* dx, W* shares, long long rows, long long width) {
+    const R* g, const T* x, const T* weight, const W* inverse, T* dx, W* shares, long long rows, long long width) {
     norm_backward<false>(g, x, weight, nullptr, nullptr, inverse, dx, shares, nullptr, rows, width);
 }

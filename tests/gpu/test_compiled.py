@@ -23,8 +23,10 @@ SOURCES = sorted([*kernels.HERE.glob("*.cu"), *Path(optim.__file__).parent.glob(
 TARGETS = ["75", "80", "89", "90", "120"]  # report.py takes them all
 PACKS = {"rope.cu": 2, "attention.cu": 4}  # those that don't load 16 bytes at a time
 HEADS, ALL_HEADS = (64, 128), range(16, 129, 16)
+NARROW: list[Any] = [(("RESULT", name),) for name in ("Half", "Bfloat16")]  # results of float32
 OTHERS: dict[str, list[Any]] = {
-    "norms.cu": [(), *((("COLUMNS", n),) for n in (2, 4, 16))],
+    "norms.cu": [(), *((("COLUMNS", n),) for n in (2, 4, 16)), *NARROW],
+    "joined_rows.cu": [(), *NARROW],
     "multi_tensor.cu": [tuple(DEFINES.items())],
 }
 needs_nvrtc = pytest.mark.skipif(nvidia.NVRTC is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
@@ -45,7 +47,8 @@ def variants(path: Path, heads: Sequence[int] = HEADS) -> Iterator[tuple[Any, in
         for pack in sorted({1, PACKS.get(path.name, 16 // dtype.itemsize)}):
             for chosen in choices:
                 columns = dict(chosen).get("COLUMNS", 0)
-                if int(columns) * pack * accumulator(dtype).itemsize <= 4 * kernels.SUMS:
+                fits = int(columns) * pack * accumulator(dtype).itemsize <= 4 * kernels.SUMS
+                if fits and (chosen not in NARROW or dtype == np.float32):
                     yield dtype, pack, chosen
 
 

@@ -11,6 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from minigrad.backend import (
     Array,
     accumulator,
     array_module,
+    bfloat16,
     check_bfloat16,
     device_of,
     is_array,
@@ -32,6 +34,8 @@ THREADS = 256  # of a block
 SUMS = 16  # numbers of a row for which a thread has sums in registers, in one of 2 THREADS at most
 BLOCKS = 512  # that share out the rows where each keeps a sum of its own: few of them, and the same on every GPU
 ELEMENTS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double", np.dtype(np.float16): "Half"}
+NAMED: dict[Any, Callable[[], Any]] = {name: partial(np.dtype, dtype) for dtype, name in ELEMENTS.items()}
+NAMED["Bfloat16"] = bfloat16
 HERE = Path(__file__).parents[1]
 
 
@@ -78,6 +82,11 @@ def options(dtype: Any, pack: int, defines: tuple[tuple[str, int | str], ...] = 
     return ("-std=c++17", *(f"-D{name}={value}" for name, value in named))
 
 
+def as_result(dtype: Any, own: Any) -> dict[str, int | str]:
+    """What a source is compiled with where its results are of another dtype than its elements."""
+    return {} if dtype is None or dtype == own else {"RESULT": str(element(dtype))}
+
+
 # ---- a prepared launch ----------------------------------------------------------------------------------------------
 
 DECLARED = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\)')
@@ -102,7 +111,15 @@ class Kernel:
     def __init__(self, cupy: Any, path: Path, name: str, dtype: Any, *how: Any) -> None:
         self.name, self._runtime = f"{path.name}: {name}", cupy.cuda.runtime
         self._run = _module(cupy, path, dtype, *how).get_function(name)
-        own = {"T": dtype, "W": accumulator(dtype), "float": "float32", "double": "float64", "bool": "bool"}
+        result = dict(how[1]).get("RESULT")
+        own = {
+            "T": dtype,
+            "R": NAMED[result]() if result else dtype,
+            "W": accumulator(dtype),
+            "float": "float32",
+            "double": "float64",
+            "bool": "bool",
+        }
         self._takes: list[tuple[Any, Callable[[Any], Any] | None]] = []  # the dtype, and for a number its maker
         for kind in parameters(source(path), name):
             found = np.dtype(own.get(kind.rstrip("*")) or NUMBERS.get(kind.rstrip("*"), TABLE))
@@ -160,8 +177,9 @@ def fits(x: Array, shape: Any) -> bool:
 class Rows:
     """Contiguous arrays seen as matrices of the same shape, and how to launch a kernel on their rows."""
 
-    def __init__(self, first: Array, *others: Array | None, axes: int = 1) -> None:
+    def __init__(self, first: Array, *others: Array | None, axes: int = 1, like: Array | None = None) -> None:
         xp = array_module(first)
+        self.like = first if like is None else like  # whose dtype is that of the elements
         self.arrays = [None if a is None else xp.ascontiguousarray(a) for a in (first, *others)]
         self.width = math.prod(first.shape[first.ndim - axes :])
         self.rows = math.prod(first.shape[: first.ndim - axes])
@@ -178,22 +196,26 @@ class Rows:
 
     def summed(self, shares: Array | None, like: Array | None) -> Array | None:
         """The gradient of a parameter from the shares of the blocks."""
-        return None if shares is None or like is None else shares.sum(axis=0).astype(like.dtype).reshape(like.shape)
+        if shares is None or like is None:
+            return None
+        found = shares.sum(axis=0).astype(like.dtype, copy=False)
+        return found if found.shape == like.shape else found.reshape(like.shape)
 
-    def launch(self, stem: str, name: str, *args: Any, shared: bool = False) -> None:
+    def launch(self, stem: str, name: str, *args: Any, shared: bool = False, result: Any = None) -> None:
         """Launch ``name`` with all arrays, then ``args``; nothing happens where there is nothing to compute.
 
+        result: the dtype of the arrays that the source declares as R, if it is another
         shared: whether ``blocks`` share the rows out, and a thread has the sums of its columns in registers
         """
         if self.rows and self.width:
-            like = self.arrays[0]
-            assert like is not None
+            like = self.like
             vectors = [a for a in args if getattr(a, "dtype", None) == like.dtype and getattr(a, "ndim", 0)]
-            pack = pack_of(self.width, *self.arrays, *vectors)
+            pack = pack_of(self.width, like, *self.arrays, *vectors)
             packs = -(-self.width // pack)
             threads = threads_for(packs)
             if shared and self.width > SUMS * threads:
                 threads *= 2
             columns = -(-packs // threads) if shared else 1
-            grid, defines = (self.blocks if shared else self.rows), {"COLUMNS": columns} if columns > 1 else {}
+            grid = self.blocks if shared else self.rows
+            defines = ({"COLUMNS": columns} if columns > 1 else {}) | as_result(result, like.dtype)
             launch(f"{stem}.cu", name, like, pack, grid, threads, *self.arrays, *args, **defines)

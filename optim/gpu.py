@@ -14,7 +14,8 @@ from minigrad.kernels.cuda.launching import THREADS, launch, uniform
 
 SOURCE, CHUNK = Path(__file__).with_name("multi_tensor.cu"), 16384
 ELEMENTS, WIDE = ("weight", "gradient"), ("mean", "square", "master")  # arrays of an entry: of the dtype, of its sums
-DEFINES = {"CHUNK": CHUNK, "ELEMENTS": ",".join(f"*{f}" for f in ELEMENTS), "WIDE": ",".join(f"*{f}" for f in WIDE)}
+FIELDS = {"ELEMENTS": ",".join(f"*{f}" for f in ELEMENTS), "WIDE": ",".join(f"*{f}" for f in WIDE)}
+DEFINES: dict[str, int | str] = {"CHUNK": CHUNK, **FIELDS}
 
 
 def takes(arrays: Sequence[Array]) -> bool:

@@ -56,6 +56,9 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
         mask = mg.asarray(padding, device=q.device)
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=True, dropout_p=0.1)
 
+    project = lambda x, *weights: sum(F.qkv_projection(x, *weights))
+    feed = lambda x, *weights: F.swiglu_ffn(x, *weights[:3], weights[3] / d)  # float16 holds the gradients
+    narrow = 5 * n * d + 4 * n * d_ff + 6 * d * d_ff
     products = 2 * n * heads * size * (length + 1) / 2  # one of the seven products of causal attention
     return [
         Kernel("rms_norm", (rows, (d,)), lambda x, w: F.rms_norm(x, None, w), 5 * n * d),
@@ -73,6 +76,8 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
         Kernel("linear_cross_entropy", (rows, (vocab, d)), head, 2 * (n + vocab) * d, 6 * n * vocab * d),
         Kernel("attention", (split, split, split), attend, 12 * n * d, 7 * products),
         Kernel("attention with padding and dropout", (split,) * 3, attend_padded, 12 * n * d, 7 * products),
+        Kernel("qkv_projection", (rows, *[(d, d)] * 3, (d,)), project, 9 * n * d + 6 * d * d, 18 * n * d * d),
+        Kernel("swiglu_ffn", (rows, *[(d_ff, d)] * 2, (d, d_ff), (d,)), feed, narrow, 18 * n * d * d_ff),
         Kernel("linear", (rows, (d_ff, d)), F.linear, 3 * n * (d + d_ff), 6 * n * d * d_ff),
     ]
 

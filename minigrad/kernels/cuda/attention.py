@@ -26,7 +26,7 @@ def tile_of(head: int) -> int:
 
 def defines(head: int, **options: bool) -> dict[str, int | str]:
     """What the source is compiled with for heads of so many features in shared memory."""
-    sizes = {"HEAD": head, "KEYS": KEYS, "ROWS": tile_of(head), "PLACES": ",".join(PLACES)}
+    sizes: dict[str, int | str] = {"HEAD": head, "KEYS": KEYS, "ROWS": tile_of(head), "PLACES": ",".join(PLACES)}
     return sizes | {name.upper(): int(there) for name, there in options.items()}
 
 

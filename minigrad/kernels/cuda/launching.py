@@ -90,7 +90,8 @@ def as_result(dtype: Any, own: Any) -> dict[str, int | str]:
 # ---- a prepared launch ----------------------------------------------------------------------------------------------
 
 DECLARED = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\)')
-NUMBERS = {"int": "int32", "long long": "int64", "unsigned int": "uint32", "unsigned long long": "uint64"}
+NUMBERS = {"bool": "bool", "float": "float32", "double": "float64"}
+NUMBERS |= {"int": "int32", "long long": "int64", "unsigned int": "uint32", "unsigned long long": "uint64"}
 TABLE = "int64"  # numbers and addresses, which a kernel reads as a struct
 
 
@@ -112,17 +113,11 @@ class Kernel:
         self.name, self._runtime = f"{path.name}: {name}", cupy.cuda.runtime
         self._run = _module(cupy, path, dtype, *how).get_function(name)
         result = dict(how[1]).get("RESULT")
-        own = {
-            "T": dtype,
-            "R": NAMED[result]() if result else dtype,
-            "W": accumulator(dtype),
-            "float": "float32",
-            "double": "float64",
-            "bool": "bool",
-        }
+        own = {"T": dtype, "R": NAMED[result]() if result else dtype, "W": accumulator(dtype)}
         self._takes: list[tuple[Any, Callable[[Any], Any] | None]] = []  # the dtype, and for a number its maker
         for kind in parameters(source(path), name):
-            found = np.dtype(own.get(kind.rstrip("*")) or NUMBERS.get(kind.rstrip("*"), TABLE))
+            word = kind.rstrip("*")
+            found: Any = np.dtype(own[word] if word in own else NUMBERS.get(word, TABLE))
             self._takes.append((found, None if kind.endswith("*") else found.type))
 
     def __call__(self, grid: tuple[int, ...], block: int, args: tuple[Any, ...]) -> None:
@@ -139,7 +134,7 @@ class Kernel:
                     raise DeviceError("the GPU of the arrays as the current one", got, hint)
                 values.append(value)
             else:
-                got = getattr(value, "dtype", type(value))
+                got = value.dtype if is_array(value) else type(value)
                 raise AssertionError(f"{self.name} declares {dtype} for argument {len(values)}, and was given {got}")
         self._run(grid, (block,), values)
 
@@ -171,7 +166,7 @@ def as_matrix(x: Array) -> Array:
 
 def fits(x: Array, shape: Any) -> bool:
     """Whether the threads of a block can have sums of all columns of rows of this shape."""
-    return math.prod(shape) <= 2 * THREADS * SUMS // (accumulator(x.dtype).itemsize // 4)
+    return bool(math.prod(shape) <= 2 * THREADS * SUMS // (accumulator(x.dtype).itemsize // 4))
 
 
 class Rows:

@@ -57,7 +57,7 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=True, dropout_p=0.1)
 
     project = lambda x, *weights: sum(F.qkv_projection(x, *weights))
-    feed = lambda x, *weights: F.swiglu_ffn(x, *weights[:3], weights[3] / d)  # float16 holds the gradients
+    feed = lambda x, w1, w3, w2, w: F.swiglu_ffn(x, w1, w3, w2, w / d)  # float16 holds the gradients
     narrow = 5 * n * d + 4 * n * d_ff + 6 * d * d_ff
     products = 2 * n * heads * size * (length + 1) / 2  # one of the seven products of causal attention
     return [

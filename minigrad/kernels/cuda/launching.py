@@ -134,8 +134,8 @@ class Kernel:
                     raise DeviceError("the GPU of the arrays as the current one", got, hint)
                 values.append(value)
             else:
-                got = value.dtype if is_array(value) else type(value)
-                raise AssertionError(f"{self.name} declares {dtype} for argument {len(values)}, and was given {got}")
+                came = value.dtype if is_array(value) else type(value)
+                raise AssertionError(f"{self.name} declares {dtype} for argument {len(values)}, and was given {came}")
         self._run(grid, (block,), values)
 
 

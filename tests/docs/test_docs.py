@@ -11,6 +11,7 @@ import pytest
 
 import minigrad as mg
 from minigrad.engine import backward, core
+from minigrad.kernels.cuda.launching import DECLARED
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

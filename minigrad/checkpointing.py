@@ -151,7 +151,7 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
         return out
     made = [isinstance(a, Tensor) and a.node is not None for a in args]
     sources = [(a.node, [a._version]) if m else (None, ()) for a, m in zip(args, made, strict=True)]
-    node = Node(
+    node = Node.of(
         _Recompute(fn, sources, edges, reading.names, (before, random.get_state())),
         Plan(wrt=tuple(range(len(edges))), names=tuple(f"argument {i}" for i in range(len(args)))),
         tuple(edges),

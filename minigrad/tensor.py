@@ -79,6 +79,7 @@ class Tensor:
 
     __slots__ = ("__weakref__", "_data", "_grad", "_hooks", "_requires_grad", "_version", "name", "node")
 
+    _oldest = 0  # as ``core.Node`` has it; a transform numbers the leaves that it makes
     __hash__ = object.__hash__
     __array_priority__ = 1000.0
 
@@ -106,7 +107,7 @@ class Tensor:
     def _wrap(array: Array) -> Tensor:
         """A Tensor around an array, or around the number that an operation gave in place of a 0-d array."""
         tensor = _new(Tensor)
-        tensor._data = np.asarray(array) if isinstance(array, _NUMBERS) else array
+        tensor._data = array if type(array) is np.ndarray or not isinstance(array, _NUMBERS) else np.asarray(array)
         tensor._grad = tensor.node = tensor._hooks = tensor.name = None
         tensor._requires_grad = False
         tensor._version = [0]

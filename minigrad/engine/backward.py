@@ -24,6 +24,9 @@ from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe
 
 
+SETTINGS = [Setting(recording=create_graph, autocast=None) for create_graph in (False, True)]
+
+
 @dataclass(eq=False)
 class Pass:
     """One backward pass: gradients wait in ``pending`` until every consumer of their node has delivered.
@@ -37,6 +40,7 @@ class Pass:
     create_graph: bool = False  # whether the pass is itself recorded
     retain_graph: bool = False  # whether nodes keep what their derivatives read
     targets: set[Any] | None = None  # edges whose gradients to find; None: all leaves, to add theirs to ``.grad``
+    whole: bool = False  # whether the targets are all leaves, so that there is no need to search for the way to them
     inner: bool = False  # whether this is a part of another pass, which goes on at the targets and runs their hooks
     to_visit: set[Any] | None = None  # with targets: the nodes through which one can be reached; None: all that are met
     receivers: set[Any] | None = None  # those and the targets
@@ -48,8 +52,8 @@ class Pass:
 
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
-        with Setting(recording=self.create_graph, autocast=None), self.blocks:
-            if self.targets is not None:
+        with SETTINGS[self.create_graph], self.blocks:
+            if self.targets is not None and not self.whole:
                 self.to_visit = _nodes_leading_to(self.targets, [edge for edge, _ in roots], self.inner)
                 self.receivers = None if self.to_visit is None else self.to_visit | self.targets
             for edge, g in roots:
@@ -58,7 +62,8 @@ class Pass:
             while self.heap:
                 node = heapq.heappop(self.heap)[1]
                 g = self.pending.pop(node)
-                self.owned.discard(node)
+                if self.owned:
+                    self.owned.discard(node)
                 if node._hooks:
                     g = self.run_hooks(node, g)
                 if self.targets is not None and node in self.targets:
@@ -96,9 +101,7 @@ class Pass:
                 continue
             if type(found) is not tuple and (create or found.dtype is not edge.dtype or found.shape != edge.shape):
                 found = self.match_shape(node.primitive, edge, found)
-            first = edge not in self.pending
-            self.accumulate(edge, found)
-            if first and not isinstance(edge, Node) and _is_fresh(found, g, residuals, gradients[:k]):
+            if self.accumulate(edge, found) and type(edge) is not Node and _is_fresh(found, g, residuals, gradients[:k]):
                 self.owned.add(edge)
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
@@ -121,14 +124,15 @@ class Pass:
                 g = _gradient_like(new, "a gradient from a hook", g, "None leaves the gradient as it is")
         return g
 
-    def accumulate(self, edge: Any, g: Any) -> None:
-        """Add ``g`` to the gradient that waits at ``edge``."""
+    def accumulate(self, edge: Any, g: Any) -> bool:
+        """Add ``g`` to the gradient that waits at ``edge``, and tell whether it is the first."""
         before = self.pending.get(edge)
         if before is None:
             self.pending[edge] = g
-            if isinstance(edge, Node):
+            if type(edge) is Node:
                 heapq.heappush(self.heap, (-edge.number, edge))
-        elif type(g) is tuple:
+            return True
+        if type(g) is tuple:
             pairs = zip(before, g, strict=True)  # a part is None where nothing has come for it
             self.pending[edge] = tuple(a if b is None else b if a is None else a + b for a, b in pairs)
         elif edge in self.owned:
@@ -137,6 +141,7 @@ class Pass:
             self.pending[edge] = before + g
             if not self.create_graph and g.shape != ():  # a sum of shape () is a NumPy number, which has no place
                 self.owned.add(edge)
+        return False
 
 
 def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:
@@ -214,14 +219,15 @@ def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None
 
 
 def gradients(
-    outputs: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any], retain_graph: bool, create_graph: bool
+    outputs: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any], retain: bool, create: bool, whole: bool = False
 ) -> list[Any]:
     """For each input d(outputs)/d(input) as a Tensor, None where none depends on it; ``given`` are those of outputs."""
     edges, seeds = [tensor.node or tensor for tensor in inputs], list(map(_seed, outputs, given))
-    work = Pass(create_graph, retain_graph, set(edges))
+    work = Pass(create, retain, set(edges), whole)
     work.run([(out.node or out, seed) for out, seed in zip(outputs, seeds, strict=True)])
-    found = map(work.found.get, edges)
-    return [None if g is None else _as_tensor(g if create_graph else array_module(g).array(g)) for g in found]
+    found = [(edge, work.found.get(edge)) for edge in edges]
+    own = {edge for edge in work.owned if not (create or edge._hooks)}
+    return [g if g is None else _as_tensor(g if create or e in own else array_module(g).array(g)) for e, g in found]
 
 
 def _as_tensor(g: Any) -> Any:

@@ -126,7 +126,7 @@ def _places(argnums: Argnums, count: int) -> tuple[int, ...]:
 
 
 def _variables(arg: Any, path: str) -> list[Tensor]:
-    if parts(arg) is None and not is_leaf(arg):
+    if not is_leaf(arg) and parts(arg) is None:
         return [_variable(arg, path)]  # which says what it isn't
     return [_variable(value, where) for where, value in leaves(arg, path)]
 
@@ -136,7 +136,7 @@ def _filled(arg: Any, variables: Sequence[Tensor]) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic | float)
+    return isinstance(value, (np.ndarray, np.generic, float))  # noqa: UP038
 
 
 def _pair(out: Any) -> tuple[Any, Any]:
@@ -147,7 +147,7 @@ def _pair(out: Any) -> tuple[Any, Any]:
 
 def _results(out: Any) -> list[tuple[str, Any]]:
     """The leaves of a result; what else stands in it has no derivative and belongs beside it."""
-    found = parts(out)
+    found = None if isinstance(out, Tensor) else parts(out)
     if found is None:
         return [("", out)]
     return [pair for name, part in found for pair in _results(part)]

@@ -148,7 +148,7 @@ def _power_base(g: Array, x: Array, y: Array, k: int = 0, whole: Array = None) -
     It isn't kept for this: the exponent is a plain number most often, for which it isn't needed.
     """
     if isinstance(y, int | float) and (y - k - 1) + (k + 1) == y:
-        return zeros_like(g) if y == k else g * ((y - k) * x ** (y - k - 1))
+        return zeros_like(g) if y == k else g * ((y - k) * (x if y - k == 2 else x ** (y - k - 1)))
     whole = array_of(x) ** array_of(y) if whole is None else whole
     flat = array_of(y) == k
     if not array_module(flat).any(flat):
@@ -662,7 +662,9 @@ def sigmoid(x: Array) -> Array:
     if xp is np:
         try:  # NumPy looks for an overflow in any case
             with np.errstate(over="raise", under="ignore"):
-                return 1 / (1 + np.exp(-x))
+                e = np.exp(-x)
+                e += 1
+                return np.divide(1, e, out=e) if type(e) is np.ndarray else 1 / e
         except FloatingPointError:
             pass
     with np.errstate(over="ignore", under="ignore"):

@@ -26,7 +26,7 @@ from minigrad.engine import core
 from minigrad.engine.backward import SETTINGS, gradients, nodes_behind
 from minigrad.engine.core import Node, rewrap_value
 from minigrad.engine.fused import Fused
-from minigrad.engine.plan import FACTS, argument_and_fact, picked
+from minigrad.engine.plan import FACTS, argument_and_fact
 from minigrad.engine.recording import Setting, enable_grad
 from minigrad.instruments.observe import Instrument, node_of
 from minigrad.rows import MATMUL, SHIFTED, left_products, right_products, stacked
@@ -140,7 +140,7 @@ def _elementwise(node: Node, given: Sequence[Any], create_graph: bool) -> Iterat
         for k in (None,) if picks is None else picks:
             t = next(rest)
             if t is not None:
-                found = rule(t, *picked(residuals, where))
+                found = rule(t, *(residuals if where is None else [residuals[k] for k in where]))
                 yield found if k is None else found[k]
 
 

@@ -136,7 +136,7 @@ def _filled(arg: Any, variables: Sequence[Tensor]) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, np.generic, float))  # noqa: UP038
+    return isinstance(value, (np.ndarray, np.generic, float))
 
 
 def _pair(out: Any) -> tuple[Any, Any]:

@@ -18,7 +18,6 @@ from minigrad.errors import ArgumentError
 from minigrad.messages.explain import describe
 from minigrad.tensor import Tensor
 
-
 _LEAVES = (Tensor, np.ndarray, np.generic, float, int)  # a tuple: to make a union takes as long as to ask
 
 

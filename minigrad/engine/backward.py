@@ -23,7 +23,6 @@ from minigrad.errors import DTypeError, GraphError, ShapeError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe
 
-
 SETTINGS = [Setting(recording=create_graph, autocast=None) for create_graph in (False, True)]
 
 
@@ -62,8 +61,7 @@ class Pass:
             while self.heap:
                 node = heapq.heappop(self.heap)[1]
                 g = self.pending.pop(node)
-                if self.owned:
-                    self.owned.discard(node)
+                self.owned.discard(node)
                 if node._hooks:
                     g = self.run_hooks(node, g)
                 if self.targets is not None and node in self.targets:
@@ -101,7 +99,11 @@ class Pass:
                 continue
             if type(found) is not tuple and (create or found.dtype is not edge.dtype or found.shape != edge.shape):
                 found = self.match_shape(node.primitive, edge, found)
-            if self.accumulate(edge, found) and type(edge) is not Node and _is_fresh(found, g, residuals, gradients[:k]):
+            if (
+                self.accumulate(edge, found)
+                and type(edge) is not Node
+                and _is_fresh(found, g, residuals, gradients[:k])
+            ):
                 self.owned.add(edge)
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
@@ -225,9 +227,8 @@ def gradients(
     edges, seeds = [tensor.node or tensor for tensor in inputs], list(map(_seed, outputs, given))
     work = Pass(create, retain, set(edges), whole)
     work.run([(out.node or out, seed) for out, seed in zip(outputs, seeds, strict=True)])
-    found = [(edge, work.found.get(edge)) for edge in edges]
-    own = {edge for edge in work.owned if not (create or edge._hooks)}
-    return [g if g is None else _as_tensor(g if create or e in own else array_module(g).array(g)) for e, g in found]
+    found = map(work.found.get, edges)
+    return [None if g is None else _as_tensor(g if create else array_module(g).array(g)) for g in found]
 
 
 def _as_tensor(g: Any) -> Any:

@@ -61,23 +61,21 @@ class Node:
     _oldest    the least number of a leaf behind it; that is 0 unless a transform made the leaf
     """
 
-    __slots__ = "_hooks _oldest dtype note number parents plan primitive residuals shape versions".split()
+    __slots__ = (
+        "_hooks", "_oldest", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions",
+    )  # fmt: skip
 
     @staticmethod
-    def of(
-        primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any, versions: Any = ()
-    ) -> Node:
-        """A new node. A constructor would take half as long again."""
-        node: Any = Node()
+    def of(primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any, versions: Any = ()) -> Any:
+        """A new node: ``shape`` and ``dtype`` of the result are tuples where there are several."""
+        node: Any = Node()  # a class with a constructor takes half as long again
         node.number = oldest = next(node_ids)
         for edge in parents:
-            if edge._oldest < oldest:
-                oldest = edge._oldest
+            oldest = edge._oldest if edge._oldest < oldest else oldest
         node.primitive, node.plan, node.parents, node.residuals = primitive, plan, parents, residuals
-        node.versions, node._oldest = versions, oldest
-        node.shape, node.dtype = shape, dtype  # of the result; tuples where there are several
+        node.versions, node._oldest, node.shape, node.dtype = versions, oldest, shape, dtype
         node._hooks = node.note = None  # the note belongs to the observers
-        return node  # type: ignore[no-any-return]
+        return node
 
     def release(self) -> None:
         """Free everything that was kept. A later backward pass through this node is refused."""
@@ -224,15 +222,12 @@ class Primitive(Operation[P]):
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
         raw, wrt, tensors = [*values], (), False
         for i, value in enumerate(values):
-            kind = type(value)
-            if kind is ndarray and value.dtype in PLAIN:
-                continue
             if isinstance(value, Tensor):
                 tensors, raw[i] = True, value._data
                 if value._requires_grad:
                     wrt += (i,)  # type: ignore[assignment]
-            elif kind not in PLAIN and (value is not None or i < self.required):
-                raw[i] = array = self.checked(value, self.names[i], values)
+            elif not ((type(value) is ndarray and value.dtype in PLAIN) or type(value) in PLAIN):
+                raw[i] = array = self._checked_at(i, values)
                 if isinstance(array, Tensor):  # made of a list with Tensors in it
                     return self(*values[:i], array, *values[i + 1 :])  # type: ignore[call-arg]
         plan: Plan | None = None
@@ -261,6 +256,11 @@ class Primitive(Operation[P]):
         if unknown or n > len(self.names) or any(v is inspect.Parameter.empty for v in values[n : self.required]):
             raise wrong_call(self, args, kwargs)
         return values
+
+    def _checked_at(self, i: int, values: Sequence[Any]) -> Any:
+        """An argument in the form that the function takes; None stays where the argument may be left out."""
+        value = values[i]
+        return None if value is None and i >= self.required else self.checked(value, self.names[i], values)
 
     def _cast(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments in the precision that autocast gives them; float64 and integers stay."""

@@ -94,10 +94,7 @@ class Fused(Primitive[P]):
     def _check_all(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """All arguments, in the form that the kernels take."""
         values = self._bind(args, kwargs)
-        return tuple(
-            value if value is None and place >= self.required else self.checked(value, self.names[place], values)
-            for place, value in enumerate(values)
-        )
+        return tuple(self._checked_at(i, values) for i in range(len(values)))
 
     def _run_definition(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter() if core.observers else 0.0

@@ -7,7 +7,7 @@ argument, ``out``, ``needs``, or a fact of an argument such as ``x_shape``. A no
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -48,11 +48,8 @@ class Plan:
         """What the rules give for ``g``, the gradient of the result, in the order of ``wrt``."""
         found: list[Any] = []
         for rule, where, picks in self.calls:
-            value = rule(g, *(residuals if where is None else picked(residuals, where)))
-            if picks is None:
-                found.append(value)
-            else:
-                found += map(value.__getitem__, picks)
+            value = rule(g, *(residuals if where is None else map(residuals.__getitem__, where)))
+            found += (value,) if picks is None else map(value.__getitem__, picks)
         return found
 
 
@@ -60,17 +57,12 @@ def _dtype_of(value: Any) -> Any:
     return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
 
 
-FACTS: dict[str, Callable[..., Any]] = {"shape": lambda x: getattr(x, "shape", ()), "dtype": _dtype_of, "device": device_of}
+FACTS: dict[str, Any] = {"shape": lambda x: getattr(x, "shape", ()), "dtype": _dtype_of, "device": device_of}
 
 
 def names_read(rule: Rule) -> tuple[str, ...]:
     """What a rule reads besides the incoming gradient: the names of its parameters after the first."""
     return tuple(inspect.signature(rule).parameters)[1:]
-
-
-def picked(residuals: Sequence[Any], where: Sequence[int] | None) -> Iterable[Any]:
-    """Those of a node's residuals that one rule reads; all of them where it says nothing."""
-    return residuals if where is None else map(residuals.__getitem__, where)
 
 
 def argument_and_fact(name: str, arguments: Collection[str]) -> tuple[str, str]:

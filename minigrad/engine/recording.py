@@ -76,12 +76,10 @@ class Setting:
 def _open(blocks: tuple[Setting, ...]) -> None:
     """Make the mode that these blocks say."""
     mode, warnings = _said_by(blocks), current_mode().warnings
-    if mode.quiet or warnings:
-        if warnings is None:
-            warnings = np.seterr(over="ignore", invalid="ignore")
-        elif not mode.quiet:
-            warnings = np.seterr(**warnings) and None
-        mode = mode._replace(warnings=warnings)
+    if mode.quiet and warnings is None:
+        mode = mode._replace(warnings=np.seterr(over="ignore", invalid="ignore"))
+    elif warnings:
+        mode = mode._replace(warnings=warnings if mode.quiet else np.seterr(**warnings) and None)
     mode_variable.set(mode)
 
 

@@ -662,9 +662,7 @@ def sigmoid(x: Array) -> Array:
     if xp is np:
         try:  # NumPy looks for an overflow in any case
             with np.errstate(over="raise", under="ignore"):
-                e = np.exp(-x)
-                e += 1
-                return np.divide(1, e, out=e) if type(e) is np.ndarray else 1 / e
+                return 1 / (1 + np.exp(-x))
         except FloatingPointError:
             pass
     with np.errstate(over="ignore", under="ignore"):

@@ -61,9 +61,10 @@ class Node:
     _oldest    the least number of a leaf behind it; that is 0 unless a transform made the leaf
     """
 
-    __slots__ = (
-        "_hooks", "_oldest", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions",
-    )  # fmt: skip
+    # fmt: off
+    __slots__ = ("_hooks", "_oldest", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape",
+                 "versions")
+    # fmt: on
 
     @staticmethod
     def of(primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any, versions: Any = ()) -> Any:
@@ -220,19 +221,19 @@ class Primitive(Operation[P]):
         if self.precision and current_mode().autocast:
             args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
         values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
-        raw, wrt, tensors = [*values], (), False
+        raw, wrt, tensors = [*values], 0, False  # wrt has a bit for each argument that needs a gradient
         for i, value in enumerate(values):
             if isinstance(value, Tensor):
                 tensors, raw[i] = True, value._data
                 if value._requires_grad:
-                    wrt += (i,)  # type: ignore[assignment]
+                    wrt |= 1 << i
             elif not ((type(value) is ndarray and value.dtype in PLAIN) or type(value) in PLAIN):
                 raw[i] = array = self._checked_at(i, values)
                 if isinstance(array, Tensor):  # made of a list with Tensors in it
                     return self(*values[:i], array, *values[i + 1 :])  # type: ignore[call-arg]
         plan: Plan | None = None
         if wrt and current_mode().recording and (plan := self.plans.get(wrt, UNKNOWN)) is UNKNOWN:
-            plan = self.plans[wrt] = make_plan(self, wrt)
+            plan = self.plans[wrt] = make_plan(self, {i for i in range(len(values)) if wrt >> i & 1})
         started = time.perf_counter() if observers else 0.0
         try:
             out, extras = self._run(raw, plan) if self.keeps_arguments else (self.function(*raw), None)
@@ -286,7 +287,7 @@ class Primitive(Operation[P]):
         if -1 in plan.sources:
             versions += [(r._version, r._version[0], -1) for r in (result if several else (result,))]
         shape, dtype = zip(*((r.shape, r.dtype) for r in result), strict=True) if several else (out.shape, out.dtype)
-        node = Node.of(self, plan, tuple(parents), residuals, shape, dtype, versions)
+        node = Node.of(self, plan, parents, residuals, shape, dtype, versions)
         return attach_several(result, node) if several else attach(result, node)
 
     # -- the backward call --

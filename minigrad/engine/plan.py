@@ -78,10 +78,9 @@ def is_legal(name: str, arguments: Collection[str]) -> bool:
     return name in ("out", "needs") or bool(argument_and_fact(name, arguments)[0])
 
 
-def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
-    """The plan of a primitive for gradients of the arguments at ``wanted``; None where none of them has a rule."""
+def make_plan(primitive: Any, among: set[int]) -> Plan | None:
+    """The plan of a primitive for gradients of the arguments at ``among``; None where none of them has a rule."""
     position: dict[str, int] = primitive.position
-    among = set(wanted)
     places: dict[str, int] = {}  # of the residuals, by name
     wrt: dict[int, int] = {}  # argument -> its place among the gradients
     calls: list[RuleCall] = []

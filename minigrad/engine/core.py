@@ -150,12 +150,11 @@ class Primitive(Operation[P]):
     keeps_arguments  a node keeps all arguments, and rules may read what the function kept besides
     """
 
-    scales_losses = keeps_arguments = False
     _run: Any  # of (arrays, plan), where ``keeps_arguments``: the result, and by name what a kernel kept besides
 
     def __init__(self, function: Callable[P, Any], elementwise: bool = False, view: bool = False, **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.elementwise, self.view = elementwise, view
+        self.elementwise, self.view, self.scales_losses, self.keeps_arguments = elementwise, view, False, False
         parameters = self.parameters.values()
         if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
             raise CallError("plain parameters", f"{self.name}{inspect.signature(function)}", "no *args, / or *")
@@ -164,7 +163,7 @@ class Primitive(Operation[P]):
     def _take(self, arguments: Mapping[str, Any]) -> None:
         """Note the names of the arguments and their defaults."""
         self.names, self.defaults = tuple(arguments), tuple(arguments.values())
-        self.position = {name: i for i, name in enumerate(arguments)}
+        self.position, self.most = {name: i for i, name in enumerate(arguments)}, len(arguments)
         self.required = sum(default is inspect.Parameter.empty for default in self.defaults)
         self.rules: list[DeclaredRule] = []
         self.forward_rules: list[DeclaredRule] = []
@@ -220,14 +219,17 @@ class Primitive(Operation[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and current_mode().autocast:
             args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
-        values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
+        values: Any = args if not kwargs and len(args) == self.most else self._bind(args, kwargs)
         raw, wrt, tensors = [*values], 0, False  # wrt has a bit for each argument that needs a gradient
         for i, value in enumerate(values):
+            kind = type(value)
+            if kind is not Tensor and (kind in PLAIN or (kind is ndarray and value.dtype in PLAIN)):
+                continue
             if isinstance(value, Tensor):
                 tensors, raw[i] = True, value._data
                 if value._requires_grad:
                     wrt |= 1 << i
-            elif not ((type(value) is ndarray and value.dtype in PLAIN) or type(value) in PLAIN):
+            else:
                 raw[i] = array = self._checked_at(i, values)
                 if isinstance(array, Tensor):  # made of a list with Tensors in it
                     return self(*values[:i], array, *values[i + 1 :])  # type: ignore[call-arg]

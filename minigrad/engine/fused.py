@@ -43,11 +43,9 @@ class Fused(Primitive[P]):
                each of its parts has its own precision
     """
 
-    keeps_arguments = True
-
     def __init__(self, function: Callable[P, Any], wide_part: str | None = None, **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.wide_part = wide_part
+        self.wide_part, self.keeps_arguments = wide_part, True
         self.definition: Kernel = function
         self.kernel: Kernel | None = None
         self.gpu: GpuPair | None = None

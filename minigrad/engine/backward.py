@@ -99,12 +99,9 @@ class Pass:
                 continue
             if type(found) is not tuple and (create or found.dtype is not edge.dtype or found.shape != edge.shape):
                 found = self.match_shape(node.primitive, edge, found)
-            if (
-                self.accumulate(edge, found)
-                and type(edge) is not Node
-                and _is_fresh(found, g, residuals, gradients[:k])
-            ):
+            if type(edge) is not Node and edge not in self.pending and _is_fresh(found, g, residuals, gradients[:k]):
                 self.owned.add(edge)
+            self.accumulate(edge, found)
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` in the shape and dtype of ``edge``: broadcasting is undone, any other difference refused."""
@@ -126,15 +123,14 @@ class Pass:
                 g = _gradient_like(new, "a gradient from a hook", g, "None leaves the gradient as it is")
         return g
 
-    def accumulate(self, edge: Any, g: Any) -> bool:
-        """Add ``g`` to the gradient that waits at ``edge``, and tell whether it is the first."""
+    def accumulate(self, edge: Any, g: Any) -> None:
+        """Add ``g`` to the gradient that waits at ``edge``."""
         before = self.pending.get(edge)
         if before is None:
             self.pending[edge] = g
             if type(edge) is Node:
                 heapq.heappush(self.heap, (-edge.number, edge))
-            return True
-        if type(g) is tuple:
+        elif type(g) is tuple:
             pairs = zip(before, g, strict=True)  # a part is None where nothing has come for it
             self.pending[edge] = tuple(a if b is None else b if a is None else a + b for a, b in pairs)
         elif edge in self.owned:
@@ -143,7 +139,6 @@ class Pass:
             self.pending[edge] = before + g
             if not self.create_graph and g.shape != ():  # a sum of shape () is a NumPy number, which has no place
                 self.owned.add(edge)
-        return False
 
 
 def _is_fresh(g: Any, incoming: Any, residuals: Any, earlier: Sequence[Any]) -> bool:

@@ -44,7 +44,6 @@ from minigrad.messages.explain import FOREIGN, explanation, wrong_call
 
 observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it
-UNKNOWN: Any = object()  # in place of a plan that isn't made yet
 node_ids = itertools.count()  # the order in which nodes are made
 
 
@@ -222,8 +221,7 @@ class Primitive(Operation[P]):
         values: Any = args if not kwargs and len(args) == self.most else self._bind(args, kwargs)
         raw, wrt, tensors = [*values], 0, False  # wrt has a bit for each argument that needs a gradient
         for i, value in enumerate(values):
-            kind = type(value)
-            if kind is not Tensor and (kind in PLAIN or (kind is ndarray and value.dtype in PLAIN)):
+            if (kind := type(value)) is not Tensor and (kind in PLAIN or (kind is ndarray and value.dtype in PLAIN)):
                 continue
             if isinstance(value, Tensor):
                 tensors, raw[i] = True, value._data
@@ -234,7 +232,7 @@ class Primitive(Operation[P]):
                 if isinstance(array, Tensor):  # made of a list with Tensors in it
                     return self(*values[:i], array, *values[i + 1 :])  # type: ignore[call-arg]
         plan: Plan | None = None
-        if wrt and current_mode().recording and (plan := self.plans.get(wrt, UNKNOWN)) is UNKNOWN:
+        if wrt and current_mode().recording and (plan := self.plans.get(wrt, False)) is False:
             plan = self.plans[wrt] = make_plan(self, {i for i in range(len(values)) if wrt >> i & 1})
         started = time.perf_counter() if observers else 0.0
         try:
@@ -262,8 +260,7 @@ class Primitive(Operation[P]):
 
     def _checked_at(self, i: int, values: Sequence[Any]) -> Any:
         """An argument in the form that the function takes; None stays where the argument may be left out."""
-        value = values[i]
-        return None if value is None and i >= self.required else self.checked(value, self.names[i], values)
+        return None if values[i] is None and i >= self.required else self.checked(values[i], self.names[i], values)
 
     def _cast(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments in the precision that autocast gives them; float64 and integers stay."""

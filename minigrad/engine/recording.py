@@ -127,14 +127,6 @@ class enable_grad(_Recording):
     """Record inside, also within ``no_grad``: ``with enable_grad():`` or ``@enable_grad()``."""
 
 
-def in_precision(dtype: Any) -> Setting:
-    """Inside, autocast rounds to ``dtype``, half precision; None is off.
-
-    It is quiet where it is on: half precision overflows early, which is for :class:`optim.GradScaler` to find.
-    """
-    return Setting(quiet=dtype is not None, autocast=dtype)
-
-
 def scaled_gradients() -> Setting:
     """Inside, gradients may overflow half precision: NumPy doesn't warn of it, GradScaler looks for it."""
     return Setting(quiet=True, scaled=True)

@@ -30,7 +30,7 @@ import inspect
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from numpy import ndarray
 
@@ -64,6 +64,9 @@ class Node:
     __slots__ = ("_hooks", "_oldest", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape",
                  "versions")
     # fmt: on
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @staticmethod
     def of(primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any, versions: Any = ()) -> Any:

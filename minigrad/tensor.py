@@ -652,7 +652,7 @@ else:
 Operand: TypeAlias = "X | ArrayLike"
 
 core.Tensor = Tensor
-refuse_names(Tensor, ops.__all__)
+refuse_names(Tensor, vars(ops)["__all__"])
 explain_methods(Tensor, ["__init__", *(name for name in vars(Tensor) if not name.startswith("_"))])
 
 

@@ -82,7 +82,8 @@ class Node:
 
     def release(self) -> None:
         """Free everything that was kept. A later backward pass through this node is refused."""
-        self.parents = self.residuals = self.versions = self.note = None
+        nothing: Any = None
+        self.parents = self.residuals = self.versions = self.note = nothing
 
     def check(self) -> None:
         """Refuse to run on a freed graph, or on residuals that changed after they were recorded."""

@@ -17,7 +17,7 @@ from minigrad.backend import device_of
 
 Rule: TypeAlias = Callable[..., Any]
 # How to get a residual: the position of an argument, or a function of (arguments, result, extras of a kernel).
-Fetch: TypeAlias = int | Callable[..., Any]
+Fetch: TypeAlias = Any
 # A rule, the places of its residuals (None: all), and which of its gradients are wanted, if it is joint. It is a plain
 # tuple, since a NamedTuple is slower.
 RuleCall: TypeAlias = tuple[Rule, tuple[int, ...] | None, tuple[int, ...] | None]

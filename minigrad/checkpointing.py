@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from minigrad import random
+from minigrad.autocast import autocast
 from minigrad.engine.backward import Pass, nodes_behind
 from minigrad.engine.core import Node, attach, attach_several, behind_views, node_ids, notify, rewrap_value
 from minigrad.engine.plan import Plan
-from minigrad.engine.recording import current_mode, enable_grad, in_precision, is_grad_enabled
+from minigrad.engine.recording import current_mode, enable_grad, is_grad_enabled
 from minigrad.errors import DTypeError, GraphError
 from minigrad.instruments.observe import Instrument
 from minigrad.messages.explain import describe, explained
@@ -66,7 +67,7 @@ class _Recompute:
         hooks = [len(holder._hooks or ()) for holder in holders]
         random.set_state(self.drawn[0])
         try:
-            with enable_grad(), in_precision(self.precision), RunsAgain():
+            with enable_grad(), autocast(self.precision or "float32"), RunsAgain():
                 args = [rewrap_value(a, *source) for a, source in zip(node.residuals, self.sources, strict=True)]
                 outs = several(self.fn(*args))
             self.compare(node, outs, start)
@@ -151,7 +152,7 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
         return out
     made = [isinstance(a, Tensor) and a.node is not None for a in args]
     sources = [(a.node, [a._version]) if m else (None, ()) for a, m in zip(args, made, strict=True)]
-    node = Node(
+    node = Node.of(
         _Recompute(fn, sources, edges, reading.names, (before, random.get_state())),
         Plan(wrt=tuple(range(len(edges))), names=tuple(f"argument {i}" for i in range(len(args)))),
         tuple(edges),

@@ -43,11 +43,9 @@ class Fused(Primitive[P]):
                each of its parts has its own precision; the pair of a GPU takes all as it is, and does the same
     """
 
-    keeps_arguments = True
-
     def __init__(self, function: Callable[P, Any], wide_part: str | None = None, **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.wide_part = wide_part
+        self.wide_part, self.keeps_arguments = wide_part, True
         self.definition: Kernel = function
         self.kernel: Kernel | None = None
         self.gpu: Any = None  # a GpuPair, where there is one
@@ -99,10 +97,7 @@ class Fused(Primitive[P]):
     def _check_all(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """All arguments, in the form that the kernels take."""
         values = self._bind(args, kwargs)
-        return tuple(
-            value if value is None and place >= self.required else self.checked(value, self.names[place], values)
-            for place, value in enumerate(values)
-        )
+        return tuple(self._checked_at(i, values) for i in range(len(values)))
 
     def _run_definition(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter() if core.observers else 0.0

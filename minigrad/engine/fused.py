@@ -83,8 +83,9 @@ class Fused(Primitive[P]):
             args, kwargs = self._cast(values), {}  # type: ignore[assignment]
             if args is values and not on_gpu:
                 return self._run_definition(*args)
-        if on_gpu:
-            args, kwargs = self._check_all(args, kwargs), {}  # type: ignore[assignment]
+        if on_gpu:  # whose kernels take all arguments in one form
+            values = self._bind(args, kwargs)
+            args, kwargs = tuple(self._checked_at(i, values) for i in range(len(values))), {}  # type: ignore[assignment]
         if self.kernel is None or (on_gpu and not (self.gpu and self.gpu.fits(*map(array_of, args)))):
             return self._run_definition(*args, **kwargs)
         return super().__call__(*args, **kwargs)
@@ -93,11 +94,6 @@ class Fused(Primitive[P]):
         """The values themselves where their parts have precisions of their own."""
         in_parts = self.wide_part and values[self.position[self.wide_part]] is not None
         return values if in_parts else super()._cast(values)
-
-    def _check_all(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """All arguments, in the form that the kernels take."""
-        values = self._bind(args, kwargs)
-        return tuple(self._checked_at(i, values) for i in range(len(values)))
 
     def _run_definition(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter() if core.observers else 0.0

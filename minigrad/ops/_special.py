@@ -84,6 +84,7 @@ def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---- the families ----------------------------------------------------------------------------------------------------
 
+
 @in_double
 def ndtr(xp: Any, x: Array) -> Array:
     """Φ(x); below -1 ``e^(-x²/2) erfcx(-x/√2) / 2``, as x/√2, rounded, would cost erfc x² units in its tail."""
@@ -234,7 +235,7 @@ def polygamma_step(xp: Any, a: Array, b: Array, n: int) -> Array:
 
 def _stirling_rest(x: Array) -> Array:
     """``ln Γ(x) - (x - ½) ln x + x - ln √(2π)`` of x ≥ 12 (Abramowitz and Stegun, 6.1.41)."""
-    total, power = 0.0, x
+    total, power = 0 * x, x
     for k, number in enumerate(_BERNOULLI):
         total = total + number / ((2 * k + 1) * (2 * k + 2)) / power
         power = power * x * x

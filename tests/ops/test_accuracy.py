@@ -40,7 +40,10 @@ def test_within_four_units(case, dtype) -> None:
 @pytest.mark.cpu_only("CuPy's values are its own")
 @pytest.mark.parametrize("title", exact_special.OWN)
 def test_a_limit_of_scipys_own_error_is_that(title) -> None:
-    """The value is SciPy's, bit for bit; over many points the limit is a small multiple of its error, which is large at rare ones."""
+    """The value is SciPy's, bit for bit, and over many points the limit a small multiple of its error.
+
+    That is large at rare points, so a factor of five is left.
+    """
     case = next(case for case in CASES if case.title == title)
     found = []
     for dtype in (np.float64, np.float32):

@@ -88,7 +88,7 @@ class _Recompute:
         if found != shapes:
             got = f"results of the shapes {found}, then {shapes}"
         elif any(isinstance(edge, Node) or edge.requires_grad for edge in missing):  # no leaf that was frozen since
-            got = "results made from other tensors than then, as a name stands for another one by now"
+            got = "results made from other tensors: a name stands for another one by now, or the function makes leaves"
         elif random.get_state() != self.drawn[1]:
             got = "other random numbers than then, as train() or eval() was called since"
         else:

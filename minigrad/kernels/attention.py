@@ -306,7 +306,7 @@ def _backward_tiles(
                     remaining *= weights
                 ds *= weights
             if careful:
-                ds[weights == 0] = 0
+                call.clear(at, block, weights, remaining, ds)
             _add(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh, careful)
             _add(dk[:, :, block.j], ds.swapaxes(-1, -2), queries, fresh, careful)
             _add(dq, ds, keys[:, :, block.j], block is blocks[0], careful)
@@ -354,7 +354,7 @@ def _backward_at_once(
         ds -= mean
         ds *= weights
     if careful:
-        ds[weights == 0] = 0
+        call.clear(at, block, weights, remaining, ds)
     if gmask is not None:
         _add_sum(cut(gmask, (*at, j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
     ds *= call.scale

@@ -234,6 +234,17 @@ class AttentionCall:
             np.copyto(self._tile(scores)[..., columns], -np.inf, where=seen == 0)
         return scores
 
+    def clear(self, at: Place, block: Block, weights: Array, *arrays: Array) -> None:
+        """Zeros in all of them where a row doesn't see a key, though the row be NaN, and where its weight is 0."""
+        unseen = weights == 0
+        for columns, seen in block.partial:
+            np.copyto(self._tile(unseen)[..., columns], True, where=seen == 0)
+        if self.mask is not None:
+            mask = cut(self.mask, (*at, block.j))
+            np.copyto(self._tile(unseen), True, where=~mask if mask.dtype == bool else mask == -np.inf)
+        for array in (weights, *arrays):
+            array[unseen] = 0
+
     def exponentials(self, scores: Array, block: Block, shift: Array | None, sums: Array | None = None) -> Array:
         """E = exp(scores - shift), in place of the scores, and 0 where a row doesn't see a key; adds to the sums.
 

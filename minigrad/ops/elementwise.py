@@ -15,6 +15,8 @@ import numpy as np
 from minigrad.backend import Array, ArrayLike, array_module, array_of, is_bfloat16, is_half
 from minigrad.engine.core import Primitive, elementwise
 from minigrad.engine.registry import composite, sample
+from minigrad.machine.loops import exp as loop_exp
+from minigrad.machine.loops import loop
 from minigrad.ops._erf import erf as _erf
 from minigrad.ops._erf import normal as _normal
 from minigrad.ops._in_place import in_place
@@ -246,7 +248,14 @@ def _result_plus_one(g: Array, x: Array, result: Array, out: Array) -> None:
     out *= g
 
 
-@in_place(_result_plus_one)
+@loop(_result_plus_one)
+def _expm1_slopes(g: Array, x: Array, result: Array, out: Array) -> None:
+    """The same, everywhere by an exponential, which costs a loop no pass."""
+    for i in range(out.size):
+        out[i] = g[i] * loop_exp(x[i])
+
+
+@in_place(_expm1_slopes)
 def _expm1_rule(g: Array, x: Array, out: Array) -> Array:
     return g * exp(x)
 
@@ -580,7 +589,16 @@ def _over_cosh_square(g: Array, x: Array, out: Array, twice: int = 1) -> None:
         np.divide(g, out, out=out)
 
 
-@in_place(_over_cosh_square)
+@loop(_over_cosh_square)
+def _tanh_slopes(g: Array, x: Array, out: Array) -> None:
+    """The same by e = e^(-2|x|), which never overflows: cosh⁻² is 4 e / (1 + e)²."""
+    for i in range(out.size):
+        e = loop_exp(-2.0 * abs(x[i]))
+        half = 1.0 / (1.0 + e)
+        out[i] = g[i] * (4.0 * e * half * half)
+
+
+@in_place(_tanh_slopes)
 def _tanh_rule(g: Array, x: Array) -> Array:
     return over_cosh_square(g, x)
 
@@ -637,7 +655,14 @@ def _over_one_minus_square(g: Array, x: Array, out: Array) -> None:
     np.divide(g, out, out=out)
 
 
-@in_place(_over_one_minus_square)
+@loop(_over_one_minus_square)
+def _arctanh_slopes(g: Array, x: Array, out: Array) -> None:
+    """The same in one pass."""
+    for i in range(out.size):
+        out[i] = g[i] / ((1.0 - x[i]) * (1.0 + x[i]))
+
+
+@in_place(_arctanh_slopes)
 def _arctanh_rule(g: Array, x: Array) -> Array:
     return g / one_minus_square(x)
 

@@ -136,7 +136,7 @@ def test_gradients_where_the_target_is_nearly_sure(dtype):
     x[:, 1] = np.log(100) + x.max(1) + np.arange(2, 16)
     _, (gx,) = derived(cross_entropy, [x, np.ones(14, int), -100, 0.0, "sum"])
     weights = np.exp(x.astype(np.longdouble))
-    others = (weights.sum(1) - weights[:, 1]) / weights.sum(1)
+    others = np.delete(weights, 1, 1).sum(1) / weights.sum(1)
     np.testing.assert_allclose(gx[:, 1], -others.astype(float), rtol=20 * np.finfo(dtype).eps)
 
 

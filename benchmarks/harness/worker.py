@@ -30,7 +30,6 @@ class Trainer:
 
     def __init__(self, engine: str, config: Config, weights: str) -> None:
         self.module, options = ENGINES[engine].load()
-        self.package = ENGINES[engine].package
         imported_mb, start = measuring.resident_mb(), time.perf_counter()
         if compile_step := getattr(self.module, "compile_step", None):
             compile_step(config, **options)
@@ -43,8 +42,8 @@ class Trainer:
         self.batches = batches(config)
 
     def origin(self) -> str:
-        """The folder that the engine's package was imported from."""
-        return str(Path(sys.modules[self.package].__file__ or "").resolve().parent.parent)
+        """The folder that minigrad was imported from, where the engine is minigrad, with numba or without."""
+        return str(Path(sys.modules["minigrad"].__file__ or "").resolve().parent.parent)
 
     def first_step(self) -> dict[str, Any]:
         """One step, and its loss; the time includes that of the compiler, in the first one."""

@@ -183,7 +183,7 @@ def _forward_tile(
     for block in blocks:
         weights = call.exponentials(call.scores(at, block, queries, keys, scale), block, shift, sums)
         if call.dropout_p:
-            call.drop(at, block.j, weights, weights)
+            call.drop(at, block.j, weights)
         _add(means, weights, values[:, :, block.j], block is blocks[0], shift is not None)
     return sums, means
 
@@ -299,14 +299,12 @@ def _backward_tiles(
             ds, remaining = scratch(weights.shape, wide, "more rows"), weights
             if call.dropout_p:  # ĝ vᵀ alone is dropped, then D is taken away
                 np.matmul(up[..., :-1], values[:, :, block.j, :-1].swapaxes(-1, -2), out=ds)
-                call.drop(at, block.j, ds, ds)
+                remaining = call.dropped_slopes(at, weights, ds, block, top, None, -up[..., -1:])
             else:
                 np.matmul(up, values[:, :, block.j].swapaxes(-1, -2), out=ds)
-            call.slopes(weights, ds, block, top, None, -up[..., -1:] if call.dropout_p else None)
+                call.slopes(weights, ds, block, top, None, None)
             if careful:
                 ds[weights == 0] = 0
-            if call.dropout_p:
-                remaining = call.drop(at, block.j, weights, scratch(weights.shape, wide, "attention weights"))
             _add(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh, careful)
             _add(dk[:, :, block.j], ds.swapaxes(-1, -2), queries, fresh, careful)
             _add(dq, ds, keys[:, :, block.j], block is blocks[0], careful)
@@ -345,12 +343,11 @@ def _backward_at_once(
     np.matmul(up, values.swapaxes(-1, -2), out=ds)
     mean = np.vecdot(up, means, dtype=ds.dtype)[..., None]
     if call.dropout_p:
-        call.drop(at, j, ds, ds)
-    call.slopes(weights, ds, block, top, inverse, mean)
+        remaining = call.dropped_slopes(at, weights, ds, block, top, inverse, mean)
+    else:
+        call.slopes(weights, ds, block, top, inverse, mean)
     if careful:
         ds[weights == 0] = 0
-    if call.dropout_p:
-        remaining = call.drop(at, j, weights, scratch(weights.shape, ds.dtype, "attention weights"))
     if gmask is not None:
         _add_sum(cut(gmask, (*at, j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
     ds *= call.scale

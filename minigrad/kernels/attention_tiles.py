@@ -16,7 +16,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels.attention_patterns import Block, Pattern, blocks_of, cost, pattern_of
-from minigrad.machine.loops import dot, exp, loop
+from minigrad.machine.loops import dot, exp, helper, loop
 from minigrad.machine.parallel import scratch
 
 ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal, more make better matrix products,
@@ -124,6 +124,15 @@ def _kept(keys: Array, columns: Array, limit: int) -> Array:
     return x >= np.uint32(limit)
 
 
+@helper()
+def hashed(key: Any, column: Any) -> Any:
+    """The same of one key and column."""
+    h = np.uint32(key ^ column)
+    h = np.uint32((h ^ (h >> 16)) * 0x7FEB352D)
+    h = np.uint32((h ^ (h >> 15)) * 0x846CA68B)
+    return np.uint32(h ^ (h >> 16))
+
+
 def _drop(x: Array, keys: Array, columns: Array, limit: int, share: float, out: Array) -> None:
     np.multiply(x, _kept(keys, columns, limit) * x.dtype.type(share), out=out)
 
@@ -133,10 +142,29 @@ def drop(x: Array, keys: Array, columns: Array, limit: int, share: float, out: A
     """x times ``share`` where the hash is at least the limit, else times 0."""
     for i in range(len(x)):
         for j in range(len(columns)):
-            h = np.uint32(keys[i] ^ columns[j])
-            h = np.uint32((h ^ (h >> 16)) * 0x7FEB352D)
-            h = np.uint32((h ^ (h >> 15)) * 0x846CA68B)
-            out[i, j] = x[i, j] * (share if np.uint32(h ^ (h >> 16)) >= limit else 0.0)
+            out[i, j] = x[i, j] * (share if hashed(keys[i], columns[j]) >= limit else 0.0)
+
+
+def _dropped(
+    p: Array, ds: Array, mean: Array, remaining: Array, keys: Array, columns: Array, limit: int, share: float
+) -> None:
+    np.multiply(_kept(keys, columns, limit), p.dtype.type(share), out=remaining)
+    ds *= remaining
+    ds -= mean[:, None]
+    ds *= p
+    remaining *= p
+
+
+@loop(_dropped)
+def dropped(
+    p: Array, ds: Array, mean: Array, remaining: Array, keys: Array, columns: Array, limit: int, share: float
+) -> None:
+    """``remaining = p r`` and ``ds = p (ds r - mean)`` in place, r the factors of dropout."""
+    for i in range(len(p)):
+        for j in range(len(columns)):
+            factor = share if hashed(keys[i], columns[j]) >= limit else 0.0
+            remaining[i, j] = p[i, j] * factor
+            ds[i, j] = p[i, j] * (ds[i, j] * factor - mean[i])
 
 
 def threshold(dropout_p: float) -> int:
@@ -283,12 +311,32 @@ class AttentionCall:
                 ds -= mean
             ds *= scores
 
-    def drop(self, at: Place, j: slice, x: Array, out: Array) -> Array:
-        """``out``, which may be x: the weights x of a tile, or what their gradients are made of, under dropout."""
+    def dropped_slopes(
+        self, at: Place, scores: Array, ds: Array, block: Block, shift: Array | None, inverse: Array | None, mean: Array
+    ) -> Array:
+        """Turn scores into P = E · inverse, ds into P (ds · r - mean), and return P · r, r the factors of dropout."""
+        self.exponentials(scores, block, shift)
+        if inverse is not None:
+            scores *= inverse
+        remaining = scratch(scores.shape, scores.dtype, "attention weights")
+        arrays = _matrix(scores), _matrix(ds), mean.reshape(-1), _matrix(remaining)
+        dropped(*arrays, *_keys(self.seed, self._numbers(at), block.j), threshold(self.dropout_p), self._share())
+        return remaining
+
+    def drop(self, at: Place, j: slice, weights: Array) -> None:
+        """The weights of a tile under dropout, in place."""
+        x = _matrix(weights)
+        drop(x, *_keys(self.seed, self._numbers(at), j), threshold(self.dropout_p), self._share(), x)
+
+    def _share(self) -> float:
+        return dropout_scale(self.dropout_p)
+
+    def _numbers(self, at: Place) -> Array:
+        """The numbers of a tile's rows among all rows of scores."""
         rows = 0
         for size, part, axis in zip(self.rows, at, range(4), strict=True):
             rows = rows * size + np.arange(size)[part].reshape(-1, *[1] * (3 - axis))
-        return drop_rows(x, self.seed, rows, j, self.dropout_p, out)
+        return np.ravel(rows)
 
 
 def _flat(x: Array | None) -> Array | None:

@@ -48,6 +48,7 @@ class Record:
     first_step_s: float = 0.0
     rounds_ms: list[list[float]] = field(default_factory=list)  # the steps of each round
     memory_mb: float = 0.0
+    compiler_mb: float = 0.0
     product_gflops: list[float] = field(default_factory=list)
 
     @property
@@ -124,6 +125,7 @@ class Comparison:
         worker, record = self.workers[engine], self.records[engine]
         turn = worker.ask("turn", seconds=seconds, least=least)
         record.rounds_ms.append([1e3 * step for step in turn["seconds"]])
+        record.compiler_mb = turn["compiler_mb"]
         record.memory_mb = record.memory_mb or turn["memory_mb"]  # of the first turn: matrices for sgemm come later
         record.product_gflops.append(worker.ask("product_gflops"))
 
@@ -158,6 +160,7 @@ class Comparison:
             "product_gflops": product,
             "share_of_product": gflops / product,
             "memory_mb": record.memory_mb,
+            "compiler_mb": record.compiler_mb,
             "memory_ratio": record.memory_mb / reference.memory_mb,
             "first_step_s": record.first_step_s,
             "steps": len(record.steps_ms),
@@ -180,7 +183,7 @@ def report(name: str, result: dict[str, Any]) -> str:
     sizes += "sequence {context_length}, batch {batch_size}"
     reference = result["reference"]
     headers = ["engine", "ms/step", "quartiles", f"{reference} = 1", "quartiles", "tokens/s", "GFLOP/s", "sgemm"]
-    headers += ["of sgemm", "peak MB", "memory", "first step s", "steps"]
+    headers += ["of sgemm", "peak MB", "memory", "compiler MB", "first step s", "steps"]
     rows = [
         [
             engine,
@@ -194,6 +197,7 @@ def report(name: str, result: dict[str, Any]) -> str:
             f"{r['share_of_product']:.0%}",
             f"{r['memory_mb']:.0f}",
             f"{r['memory_ratio']:.2f}",
+            f"{r['compiler_mb']:.0f}",
             f"{r['first_step_s']:.1f}",
             str(r["steps"]),
         ]
@@ -231,7 +235,8 @@ def page(run: dict[str, Any]) -> str:
         "the reference: the median over the rounds, and the quartiles, of the ratio of the medians within a round; "
         "GFLOP/s the model's matrix products over the time of a step, sgemm the rate of the engine's own 1024 x 1024 "
         "products in the same process; peak MB the peak resident memory above that after the import, and memory its "
-        "ratio to the reference's; steps those that were timed."
+        "ratio to the reference's, both without compiler MB, which numba and the loops that it compiled take before "
+        "the first step; the first step's time includes theirs; steps those that were timed."
     )
     return "\n\n".join([intro, *(report(name, result) for name, result in run["configs"].items())])
 

@@ -10,6 +10,7 @@ training/loop.py, where the optimizer and the updates are.
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from training.flags import (
     integer,
     kept_path,
     not_negative,
+    one_of,
     text,
     transient_flag,
 )
@@ -46,6 +48,7 @@ import minigrad as mg
 import nn
 from minigrad.errors import ArgumentError
 from nn.feedforward import swiglu_width
+from nn.transformer import RECOMPUTED
 
 PROGRAM = "train_lm.py"
 
@@ -79,6 +82,9 @@ class Config(TrainingFlags):
     window: int | None = flag(None, integer(1), "tokens that a token sees, itself counted (default: all before it)")
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     tie_embeddings: bool = flag(False, None, "one matrix for the embeddings and the output")
+    recompute: str = changeable_flag(
+        "none", one_of(*RECOMPUTED), "less memory: compute these parts of a block again in the backward pass"
+    )
 
     eval_iters: int = changeable_flag(40, integer(0, 10**6), "batches in an evaluation; 0: the whole validation text")
     overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
@@ -157,10 +163,11 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         )
     run.about["model"] = arguments
     check_memory(config.device, *numbers_in_a_step(config, vocab_size), np.dtype(config.weights_dtype).itemsize, SIZES)
+    kind = functools.partial(nn.TransformerLM, recompute=config.recompute)  # no fact of the model: it may change
     if run.checkpoint:
-        model: nn.TransformerLM = run.checkpoint.empty_model(nn.TransformerLM, config.device)
+        model: nn.TransformerLM = run.checkpoint.empty_model(kind, config.device)
         return model
-    return nn.TransformerLM(**arguments, device=config.device)
+    return kind(**arguments, device=config.device)
 
 
 SIZES = "--batch-size, --block-size, --n-embd, --n-layer"
@@ -171,17 +178,19 @@ def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
 
     In a block a token holds the inputs of attention and of the feed-forward layer, q, k, v, the output of attention,
     the inner gate and up, and two numbers of each head's softmax. Mixed precision holds the inputs of all products in
-    half the bytes, the matrices too, and the sigmoid of the gate in full.
+    half the bytes, the matrices too, and the sigmoid of the gate in full. --recompute block holds the inputs of the
+    blocks, and one block as a whole.
     """
     width, inner = config.n_embd, config.d_ff or swiglu_width(config.n_embd)
     keys = width * (config.n_kv_head or config.n_head) // config.n_head
     matrices = config.n_layer * width * (2 * width + 2 * keys + 3 * inner)
     weights = matrices + vocab_size * width * (1 if config.tie_embeddings else 2)
-    block, copies = 4 * width + 2 * keys + 2 * inner, 0
+    wide = {"half": inner, "ffn": 0}.get(config.recompute, 2 * inner)
+    block, copies = 4 * width + 2 * keys + wide + 2 * config.n_head, 0
     if config.dtype != config.weights_dtype:
-        block, copies = 2 * width + inner + (7 * width + 2 * keys + 3 * inner) // 2, matrices // 2
-    tokens = config.batch_size * config.block_size
-    return weights, tokens * (config.n_layer * (block + 2 * config.n_head) + 3 * width) + copies
+        block, copies = 2 * width + inner + (7 * width + 2 * keys + 3 * inner) // 2 + 2 * config.n_head, matrices // 2
+    blocks = config.n_layer * width + block if config.recompute == "block" else config.n_layer * block
+    return weights, config.batch_size * config.block_size * (blocks + 3 * width) + copies
 
 
 # ---- evaluation and samples ------------------------------------------------------------------------------------------

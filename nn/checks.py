@@ -53,11 +53,15 @@ def warn_of_width(x: Any, weight: Any) -> None:
     """
     if x.dtype == np.float64 and weight.dtype == np.float32 and not getattr(x, "requires_grad", False):
         hint = "x.astype('float32') keeps float32, model.to('float64') says that float64 is meant"
-        text = f"float64 data make a float32 model compute in float64, at half the speed: {hint}"
-        frame, depth = sys._getframe(1), 2
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
-            frame, depth = frame.f_back, depth + 1
-        warnings.warn(text, UserWarning, stacklevel=depth)
+        warn(f"float64 data make a float32 model compute in float64, at half the speed: {hint}", UserWarning)
+
+
+def warn(text: str, kind: type[Warning]) -> None:
+    """Warn of the user's line that led here."""
+    frame, depth = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(text, kind, stacklevel=depth)
 
 
 def as_operand(x: Any) -> Any:

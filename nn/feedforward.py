@@ -8,6 +8,7 @@ from typing import Any
 from minigrad import checkpoint, random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError
+from minigrad.kernels.swiglu_ffn import check_recompute
 from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
 from .activation import Dropout
@@ -31,8 +32,8 @@ class SwiGLU(Module):
     """``w2(silu(w1 x) · w3 x)`` without biases, (..., d_model) to (..., d_model) through d_ff gated units.
 
     d_ff is by default 8/3 d_model rounded up to a multiple of 64. Shazeer, "GLU Variants Improve Transformer" (2020).
-    With ``recompute`` the backward pass computes w1 x and w3 x once more, and does not keep them: 2 d_ff numbers a row
-    less, for two more products beside nine. Hooks on w1 and w3 run once more, too.
+    With ``recompute`` True the backward pass computes w1 x and w3 x once more, and does not keep them: 2 d_ff numbers a
+    row less, for two more products beside nine. "half" does that with w3 x alone. Their hooks run once more, too.
 
     >>> import minigrad as mg
     >>> SwiGLU(8)(mg.ones((2, 8))).shape
@@ -44,13 +45,14 @@ class SwiGLU(Module):
         d_model: int,
         d_ff: int | None = None,
         *,
-        recompute: bool = False,
+        recompute: bool | str = False,
         dtype: DType = None,
         device: str | None = None,
         generator: Any = None,
     ) -> None:
         super().__init__()
         check_sizes(d_model=d_model)
+        check_recompute(recompute)
         self.recompute = recompute
         d_ff = swiglu_width(d_model) if d_ff is None else d_ff
         kinds: dict[str, Any] = {"dtype": dtype, "device": device, "generator": random.generator(generator)}
@@ -60,13 +62,15 @@ class SwiGLU(Module):
 
     def forward(self, x: TensorLike) -> Tensor:
         """``w2(silu(w1 x) · w3 x)``."""
+        if self.recompute == "half":
+            return self.w2(checkpoint(lambda gate, x: F.swiglu(gate, self.w3(x)), self.w1(x), x))
         return self.w2(checkpoint(self._units, x) if self.recompute else self._units(x))
 
     def _units(self, x: Any) -> Any:
         return F.swiglu(self.w1(x), self.w3(x))
 
     def extra_repr(self) -> str:
-        return "recompute=True" if self.recompute else ""
+        return f"recompute={self.recompute!r}" if self.recompute else ""
 
 
 class FeedForward(Module):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
-from minigrad import no_grad, random
+from minigrad import checkpoint, no_grad, random
 from minigrad.backend import DType
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.kernels.attention_patterns import BlockPattern
@@ -16,7 +17,7 @@ from . import functional as F
 from .activation import Dropout
 from .attention import MultiHeadAttention, check_sequences, head_sizes
 from .cache import KVCache
-from .checks import as_ids, check_sizes
+from .checks import as_ids, check_sizes, warn
 from .containers import ModuleList
 from .feedforward import SwiGLU
 from .linear import Embedding, Linear, head_loss
@@ -28,8 +29,9 @@ from .positional import RotaryEmbedding
 class TransformerBlock(Module):
     """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: a pre-norm block of causal attention and SwiGLU, without biases.
 
-    dropout acts on attention weights and on both branches; window and pattern are those of MultiHeadAttention. Xiong et
-    al., "On Layer Normalization in the Transformer Architecture" (2020); Touvron et al., "LLaMA" (2023).
+    dropout acts on attention weights and on both branches; window and pattern are those of MultiHeadAttention, and
+    recompute is that of TransformerLM. Xiong et al., "On Layer Normalization in the Transformer Architecture" (2020);
+    Touvron et al., "LLaMA" (2023).
 
     >>> import minigrad as mg
     >>> TransformerBlock(16, num_heads=2)(mg.ones((2, 5, 16))).shape
@@ -49,12 +51,14 @@ class TransformerBlock(Module):
         head_dim: int | None = None,
         window: int | None = None,
         pattern: BlockPattern | None = None,
-        recompute_ffn: bool = False,
+        recompute: str = "none",
+        recompute_ffn: bool | None = None,
         dtype: DType = None,
         device: str | None = None,
         generator: Any = None,
     ) -> None:
         super().__init__()
+        self.recompute = recompute_of(recompute, recompute_ffn)
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         drawn = {**place, "generator": random.generator(generator)}
         shape: dict[str, Any] = {"window": window, "pattern": pattern}
@@ -63,7 +67,7 @@ class TransformerBlock(Module):
             d_model, num_heads, num_kv_heads, dropout=dropout, rope=rope, head_dim=head_dim, **shape, **drawn
         )
         self.ln2 = RMSNorm(d_model, norm_eps, **place)
-        self.ffn = SwiGLU(d_model, d_ff, recompute=recompute_ffn, **drawn)
+        self.ffn = SwiGLU(d_model, d_ff, recompute=RECOMPUTED[self.recompute], **drawn)
         self.dropout = Dropout(dropout)
 
     def forward(
@@ -83,6 +87,10 @@ class TransformerBlock(Module):
             "positions": positions,
             "cache": cache,
         }
+        run = partial(self._run, options=options)
+        return checkpoint(run, x) if self.recompute == "block" else run(x)
+
+    def _run(self, x: Tensor, options: dict[str, Any]) -> Tensor:
         if self._is_unwatched(x):
             return self._fused(x, options)
         x = x + self.dropout(self.attn(self.ln1(x), **options))
@@ -125,7 +133,10 @@ class TransformerLM(Module):
     - window: in layers of that kind token i sees tokens j with ``i - window < j <= i``; or a list, None for the others.
       Where all layers have one, the model reads on past context_length, see :class:`KVCache`
     - pattern: the ``nn.BlockPattern`` of layers of the kind "blocks", or a list, as for window
-    - recompute_ffn: the feed-forward layers keep less for the backward pass, see SwiGLU; not on a GPU
+    - recompute: what the backward pass computes again instead of keeping it, with the same bits: "none"; "half", one of
+      the two wide products of each feed-forward layer (on a GPU both); "ffn", both; "block", all of a block but its
+      input. Their time and memory are in docs/performance.md
+    - recompute_ffn: deprecated; True is recompute="ffn"
     - dtype, device, generator: of the parameters (float32, the CPU) and of the random numbers that they start from
 
     Keys: ``token_embeddings.weight layers.N.ln1.weight layers.N.attn.{q,k,v,output}_proj.weight layers.N.ln2.weight
@@ -157,7 +168,8 @@ class TransformerLM(Module):
         attention: str | Sequence[str] | None = None,
         window: int | Sequence[int | None] | None = None,
         pattern: BlockPattern | Sequence[BlockPattern | None] | None = None,
-        recompute_ffn: bool = False,
+        recompute: str = "none",
+        recompute_ffn: bool | None = None,
         dtype: DType = None,
         device: str | None = None,
         generator: Any = None,
@@ -176,7 +188,7 @@ class TransformerLM(Module):
         endless = all(shape["window"] for shape in shapes)
         rope = RotaryEmbedding(size, context_length, rope_theta, rope_layout, scaling=rope_scaling, endless=endless)
         options: dict[str, Any] = {"num_kv_heads": num_kv_heads, "dropout": dropout, "norm_eps": norm_eps}
-        options |= {"recompute_ffn": recompute_ffn, **drawn}
+        options |= {"recompute": recompute_of(recompute, recompute_ffn), **drawn}
         self.layers = ModuleList(
             TransformerBlock(d_model, num_heads, d_ff, rope=rope, head_dim=size, **shape, **options) for shape in shapes
         )
@@ -247,6 +259,24 @@ class TransformerLM(Module):
         """
         targets = as_ids(targets, self.token_embeddings.weight.device)
         return head_loss(self.lm_head, self.hidden(tokens), targets, ignore_index, label_smoothing, reduction)
+
+
+RECOMPUTED: dict[str, bool | str] = {"none": False, "half": "half", "ffn": True, "block": False}  # by SwiGLU
+
+
+def recompute_of(recompute: str, recompute_ffn: bool | None) -> str:
+    """What is computed again, from the option and the one that it replaced."""
+    if recompute_ffn is not None:
+        warn("recompute_ffn is deprecated: recompute='ffn' is what recompute_ffn=True was", DeprecationWarning)
+    if recompute_ffn and recompute != "ffn":
+        if recompute != "none":
+            got = f"recompute={recompute!r} and recompute_ffn=True"
+            raise ArgumentError("recompute alone", got, "recompute_ffn=True was recompute='ffn'")
+        return "ffn"
+    if not isinstance(recompute, str) or recompute not in RECOMPUTED:
+        words = ", ".join(map(repr, RECOMPUTED))
+        raise ArgumentError(f"recompute of {words}", repr(recompute), "'none' keeps all, and is fastest")
+    return recompute
 
 
 KINDS = {"full": "", "window": "window", "blocks": "pattern"}  # of attention, and the option that each one needs

@@ -5,6 +5,7 @@ A file holds
 - ``training_step(config, weights, **options)``: a function of tokens and targets, int64 (batch, sequence), that does
   one step (forward, cross-entropy, backward, clip to norm 1, AdamW) and returns the loss as a Python float
 - ``multiplier(a, b)``: a function that computes the matrix product of two NumPy arrays once, for the rate of sgemm
+- ``compile_step(config, **options)``, if it has a compiler whose memory can be told apart: compiles what a step needs
 - ``profile(step, batches)``, if the engine can tell: the share of each operation in the time of a step
 """
 
@@ -42,8 +43,12 @@ NUMPY = {"MINIGRAD_COMPILED": "0"}  # whether or not numba is installed
 
 ENGINES = {
     "minigrad": Engine("minigrad_lm", "minigrad", environment=NUMPY),
-    "minigrad+recompute": Engine("minigrad_lm", "minigrad", {"recompute_ffn": True}, NUMPY, configs=("cs336",)),
+    "minigrad+recompute": Engine("minigrad_lm", "minigrad", {"recompute": "ffn"}, NUMPY, configs=("cs336",)),
     "minigrad+numba": Engine("minigrad_lm", "numba"),
+    **{
+        f"minigrad+numba+{part}": Engine("minigrad_lm", "numba", {"recompute": part})
+        for part in ("half", "ffn", "block")
+    },
     "torch": Engine("torch_lm", "torch"),
     "torch+malloc": Engine("torch_lm", "torch", environment=MALLOC),
     "torch.compile": Engine("torch_lm", "torch", {"compiled": True}),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from harness.configs import ADAMW, MAX_NORM, NORM_EPS, ROPE_THETA, Config
+from harness.configs import ADAMW, MAX_NORM, NORM_EPS, ROPE_THETA, Config, batches, initial_weights
 
 import minigrad as mg
 import nn
@@ -51,6 +52,13 @@ def build_model(config: Config, weights: dict[str, np.ndarray], **options: Any) 
 
 
 training_step = TrainingStep
+
+
+def compile_step(config: Config, **options: Any) -> None:
+    """Have the loops of a step compiled, by one of a narrow model: no array of it is large."""
+    if mg.is_compiled():
+        narrow = dataclasses.replace(config, d_model=8, num_layers=1, num_heads=2, d_ff=8, batch_size=1)
+        TrainingStep(narrow, initial_weights(narrow), **options)(*next(batches(narrow)))
 
 
 def multiplier(a: np.ndarray, b: np.ndarray) -> Callable[[], Any]:

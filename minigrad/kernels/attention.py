@@ -182,7 +182,7 @@ def _forward_tile(
     for block in blocks:
         weights = call.exponentials(call.scores(at, block, queries, keys), block, shift, sums)
         if call.dropout_p:
-            weights *= call.dropout(at, block.j, weights.shape)
+            call.drop(at, block.j, weights)
         _add(means, weights, values[:, :, block.j], block is blocks[0], shift is not None)
     return sums, means
 
@@ -297,14 +297,12 @@ def _backward_group(
         for block in blocks:
             weights = call.scores(at, block, queries, keys)
             ds, remaining = scratch(weights.shape, wide, "more rows"), weights
-            np.matmul(up, values[..., block.j], out=ds)
-            if call.dropout_p or not call.slopes(weights, ds, block, top):
-                call.exponentials(weights, block, top)
-                if call.dropout_p:
-                    remaining, mean = call.dropout(at, block.j, weights.shape), up[..., -1:] * factor
-                    ds = (ds - mean) * remaining + mean
-                    remaining *= weights
-                ds *= weights
+            if call.dropout_p:  # ĝ vᵀ alone is dropped, then D is taken away
+                np.matmul(up[..., :-1], values[:, :, :-1, block.j], out=ds)
+                remaining = call.dropped_slopes(at, weights, ds, block, top, -factor * up[..., -1:])
+            else:
+                np.matmul(up, values[..., block.j], out=ds)
+                call.slopes(weights, ds, block, top)
             if careful:
                 call.clear(at, block, weights, remaining, ds)
             if gmask is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from minigrad.backend import Array, accumulator, array_module, is_floating
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels.attention_patterns import Block, Pattern, blocks_of, cost, pattern_of
-from minigrad.machine.loops import dot, exp, loop
+from minigrad.machine.loops import dot, exp, helper, loop
 from minigrad.machine.parallel import scratch
 
 ROWS, LONG = 64, 1024  # queries of a tile: fewer waste less above the diagonal, more make better matrix products,
@@ -94,34 +94,77 @@ def dropout_mask(seed: int, rows: Array, columns: slice, dropout_p: float) -> Ar
     rows numbers the rows of all scores of the call; the result has their shape and a last axis of the columns. The
     hash is two rounds of multiply and xor-shift with constants of a low-bias search (C. Wellons, hash-prospector).
     """
+    return _kept(*_keys(seed, rows, columns), threshold(dropout_p))
+
+
+def drop_rows(x: Array, seed: int, rows: Array, columns: slice, dropout_p: float, out: Array) -> Array:
+    """``out``, which may be x: x, as :func:`dropout_mask` says, times 0 or 1/(1 - p)."""
+    keys, column = _keys(seed, rows.reshape(-1), columns)
+    drop(_matrix(x), keys, column, threshold(dropout_p), dropout_scale(dropout_p), _matrix(out))
+    return out
+
+
+def _keys(seed: int, rows: Array, columns: slice) -> tuple[Array, Array]:
+    """What is hashed: uint32 numbers of the rows, and of the columns."""
     xp = array_module(rows)
     with np.errstate(over="ignore"):
         key = (rows.astype(np.uint64) + np.uint64(seed % 2**64)) * np.uint64(0x9E3779B97F4A7C15)
         key = ((key ^ (key >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)) >> np.uint64(32)
         column = xp.arange(columns.start, columns.stop, dtype=np.uint32) * np.uint32(0x9E3779B9)
-    keep = xp.empty((*key.shape, column.size), bool)
-    kept(key.astype(np.uint32).reshape(-1), column, threshold(dropout_p), keep.reshape(key.size, column.size))
-    return keep
+    return key.astype(np.uint32), column
 
 
-def _kept(keys: Array, columns: Array, limit: int, keep: Array) -> None:
-    x = keys[:, None] ^ columns
+def _kept(keys: Array, columns: Array, limit: int) -> Array:
+    """Whether the hash of each key and column is at least the limit."""
+    x = keys[..., None] ^ columns
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x ^= x >> np.uint32(shift)
         x *= np.uint32(factor)
     x ^= x >> np.uint32(16)
-    keep[...] = x >= np.uint32(limit)
+    return x >= np.uint32(limit)
 
 
-@loop(_kept)
-def kept(keys: Array, columns: Array, limit: int, keep: Array) -> None:
-    """Whether the hash of each key and column is at least the limit."""
-    for i in range(len(keys)):
+@helper()
+def hashed(key: Any, column: Any) -> Any:
+    """The same of one key and column."""
+    h = np.uint32(key ^ column)
+    h = np.uint32((h ^ (h >> 16)) * 0x7FEB352D)
+    h = np.uint32((h ^ (h >> 15)) * 0x846CA68B)
+    return np.uint32(h ^ (h >> 16))
+
+
+def _drop(x: Array, keys: Array, columns: Array, limit: int, share: float, out: Array) -> None:
+    np.multiply(x, _kept(keys, columns, limit) * x.dtype.type(share), out=out)
+
+
+@loop(_drop)
+def drop(x: Array, keys: Array, columns: Array, limit: int, share: float, out: Array) -> None:
+    """x times ``share`` where the hash is at least the limit, else times 0."""
+    for i in range(len(x)):
         for j in range(len(columns)):
-            x = np.uint32(keys[i] ^ columns[j])
-            x = np.uint32((x ^ (x >> 16)) * 0x7FEB352D)
-            x = np.uint32((x ^ (x >> 15)) * 0x846CA68B)
-            keep[i, j] = np.uint32(x ^ (x >> 16)) >= limit
+            out[i, j] = x[i, j] * (share if hashed(keys[i], columns[j]) >= limit else 0.0)
+
+
+def _dropped(
+    p: Array, ds: Array, mean: Array, remaining: Array, keys: Array, columns: Array, limit: int, share: float
+) -> None:
+    np.multiply(_kept(keys, columns, limit), p.dtype.type(share), out=remaining)
+    ds *= remaining
+    ds -= mean[:, None]
+    ds *= p
+    remaining *= p
+
+
+@loop(_dropped)
+def dropped(
+    p: Array, ds: Array, mean: Array, remaining: Array, keys: Array, columns: Array, limit: int, share: float
+) -> None:
+    """``remaining = p r`` and ``ds = p (ds r - mean)`` in place, r the factors of dropout."""
+    for i in range(len(p)):
+        for j in range(len(columns)):
+            factor = share if hashed(keys[i], columns[j]) >= limit else 0.0
+            remaining[i, j] = p[i, j] * factor
+            ds[i, j] = p[i, j] * (ds[i, j] * factor - mean[i])
 
 
 def threshold(dropout_p: float) -> int:
@@ -257,19 +300,36 @@ class AttentionCall:
             sums += np.matmul(scores, np.ones(scores.shape[-1], scores.dtype))
         return scores
 
-    def slopes(self, scores: Array, ds: Array, block: Block, shift: Array | None) -> bool:
-        """Turn scores into E and ds into E ds in one pass; returns whether it could."""
-        if block.spans is None:
-            return False
-        return slopes_of(_matrix(scores), _matrix(ds), block.spans, _flat(shift))
+    def slopes(self, scores: Array, ds: Array, block: Block, shift: Array | None) -> None:
+        """Turn scores into E and ds into E ds, in place."""
+        if block.spans is None or not slopes_of(_matrix(scores), _matrix(ds), block.spans, _flat(shift)):
+            self.exponentials(scores, block, shift)
+            ds *= scores
 
-    def dropout(self, at: Place, j: slice, shape: tuple[int, ...]) -> Array:
-        """The factors of a tile's weights, 0 or 1/(1 - p)."""
+    def dropped_slopes(
+        self, at: Place, scores: Array, ds: Array, block: Block, shift: Array | None, mean: Array
+    ) -> Array:
+        """Turn scores into E, ds into E (ds · r - mean), and return E · r, r the factors of dropout."""
+        self.exponentials(scores, block, shift)
+        remaining = scratch(scores.shape, scores.dtype, "attention weights")
+        arrays = _matrix(scores), _matrix(ds), mean.reshape(-1), _matrix(remaining)
+        dropped(*arrays, *_keys(self.seed, self._numbers(at), block.j), threshold(self.dropout_p), self._share())
+        return remaining
+
+    def drop(self, at: Place, j: slice, weights: Array) -> None:
+        """The weights of a tile under dropout, in place."""
+        x = _matrix(weights)
+        drop(x, *_keys(self.seed, self._numbers(at), j), threshold(self.dropout_p), self._share(), x)
+
+    def _share(self) -> float:
+        return dropout_scale(self.dropout_p)
+
+    def _numbers(self, at: Place) -> Array:
+        """The numbers of a tile's rows among all rows of scores."""
         rows = 0
         for size, part, axis in zip(self.rows, at, range(4), strict=True):
             rows = rows * size + np.arange(size)[part].reshape(-1, *[1] * (3 - axis))
-        mask = dropout_mask(self.seed, rows, j, self.dropout_p)
-        return (mask * self.q.dtype.type(dropout_scale(self.dropout_p))).reshape(shape)
+        return np.ravel(rows)
 
 
 def _flat(x: Array | None) -> Array | None:

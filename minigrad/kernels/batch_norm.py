@@ -12,9 +12,12 @@ from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.errors import ShapeError
 from minigrad.kernels.rows import dtypes
+from minigrad.machine.loops import dot, loop
 from minigrad.machine.parallel import blas_threads, for_rows, scratch
 from minigrad.messages.arguments import check_eps
 from minigrad.ops import astype, mean, reshape, sqrt
+
+FEW = 8  # places of a channel, below which a loop would jump about in memory, and the NumPy tile is faster
 
 
 def _torch(t: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
@@ -68,28 +71,67 @@ def _forward(x: Any, weight: Any, bias: Any, eps: float) -> tuple[tuple[Array, A
     _check(x, weight, bias, eps)
     dtype, work = dtypes(x, weight, bias)
     planes = _planes(x)
-    n, channels = planes.shape[0] * planes.shape[2], planes.shape[1]
+    channels = planes.shape[1]
     out = np.empty(planes.shape, work)
     centre, rest, var = np.zeros((3, channels), work)
     scale = np.ones(channels, work) if weight is None else np.asarray(weight, work)
     inverse = np.empty(channels, work)
 
+    offset = np.zeros(channels, work) if bias is None else np.asarray(bias, work)
+
     def body(a: int, b: int) -> None:
-        y = out[:, a:b]
-        np.divide(_sums(planes[:, a:b], work), max(n, 1), out=centre[a:b])
-        np.subtract(planes[:, a:b], centre[a:b, None], out=y)
-        np.divide(_sums(y, work), max(n, 1), out=rest[a:b])
-        y -= rest[a:b, None]
-        square = np.multiply(y, y, out=scratch(y.shape, work, "batch norm"))
-        np.divide(_sums(square, work), max(n, 1), out=var[a:b])
-        np.divide(1, np.sqrt(var[a:b] + work.type(eps)), out=inverse[a:b])
-        y *= (inverse[a:b] * scale[a:b])[:, None]
-        if bias is not None:
-            y += np.asarray(bias[a:b], work)[:, None]
+        normalize(planes, scale, offset, float(eps), out, centre, rest, var, inverse, a, b)
 
     _over_channels(body, planes, work, arrays=3, ns=2.0)
     statistics = (cast_to(centre + rest, x.dtype), cast_to(var, x.dtype))
     return (cast_to(out.reshape(x.shape), dtype), *statistics), {"centre": centre, "rest": rest, "inverse": inverse}
+
+
+def _normalize(
+    planes: Array, scale: Array, offset: Array, eps: float, out: Array, centre: Array, rest: Array, var: Array,
+    inverse: Array, a: int, b: int,
+) -> None:  # fmt: skip
+    y, work, n = out[:, a:b], out.dtype, max(len(out) * out.shape[2], 1)
+    np.divide(_sums(planes[:, a:b], work), n, out=centre[a:b])
+    np.subtract(planes[:, a:b], centre[a:b, None], out=y)
+    np.divide(_sums(y, work), n, out=rest[a:b])
+    y -= rest[a:b, None]
+    square = np.multiply(y, y, out=scratch(y.shape, work, "batch norm"))
+    np.divide(_sums(square, work), n, out=var[a:b])
+    np.divide(1, np.sqrt(var[a:b] + work.type(eps)), out=inverse[a:b])
+    y *= (inverse[a:b] * scale[a:b])[:, None]
+    y += offset[a:b, None]
+
+
+@loop(_normalize)
+def normalize(
+    planes: Array, scale: Array, offset: Array, eps: float, out: Array, centre: Array, rest: Array, var: Array,
+    inverse: Array, a: int, b: int,
+) -> Any:  # fmt: skip
+    """The channels from a to b of (N, C, places): what they are, and their statistics."""
+    if out.shape[2] < FEW:
+        return False
+    ones, n = np.ones(out.shape[2], np.float32), np.float32(max(len(out) * out.shape[2], 1))
+    for c in range(a, b):
+        total = np.float32(0.0)
+        for i in range(len(out)):
+            total += dot(planes[i, c], ones)
+        centre[c], left, squares = total / n, np.float32(0.0), np.float32(0.0)
+        for i in range(len(out)):
+            for j in range(ones.size):
+                out[i, c, j] = planes[i, c, j] - centre[c]
+            left += dot(out[i, c], ones)
+        rest[c] = left / n
+        for i in range(len(out)):
+            for j in range(ones.size):
+                out[i, c, j] -= rest[c]
+            squares += dot(out[i, c], out[i, c])
+        var[c] = squares / n
+        inverse[c] = 1.0 / np.sqrt(var[c] + eps)
+        for i in range(len(out)):
+            for j in range(ones.size):
+                out[i, c, j] = out[i, c, j] * (inverse[c] * scale[c]) + offset[c]
+    return True
 
 
 @normalize_batch.defbackward("x", "weight", "bias")
@@ -103,25 +145,14 @@ def _backward(
     up, of_mean, of_var = g
     work = inverse.dtype
     planes, up = _planes(x), _planes(up)
-    n = max(planes.shape[0] * planes.shape[2], 1)
     scale = inverse if weight is None else inverse * np.asarray(weight, work)
     gweight, gbias = np.zeros((2, planes.shape[1]), work)
     gx = np.empty(planes.shape, work)
 
+    of_mean, of_var = of_mean.astype(work, copy=False), of_var.astype(work, copy=False)
+
     def body(a: int, b: int) -> None:
-        y, dx = up[:, a:b], gx[:, a:b]
-        normal = np.subtract(planes[:, a:b], centre[a:b, None], out=scratch(y.shape, work, "batch norm"))
-        normal -= rest[a:b, None]
-        normal *= inverse[a:b, None]
-        gbias[a:b] = _sums(y, work)
-        gweight[a:b] = _sums(np.multiply(y, normal, out=dx), work)
-        if needs[0]:
-            slope = 2 * of_var[a:b].astype(work) / inverse[a:b] - scale[a:b] * gweight[a:b]
-            offset = of_mean[a:b].astype(work) - scale[a:b] * gbias[a:b]
-            np.multiply(y, scale[a:b, None], out=dx)
-            normal *= (slope / n)[:, None]
-            dx += normal
-            dx += (offset / n)[:, None]
+        slopes(planes, up, centre, rest, inverse, scale, of_mean, of_var, gx, gweight, gbias, a, b)
 
     _over_channels(body, planes, work, arrays=4, ns=3.0)
     return (
@@ -129,6 +160,46 @@ def _backward(
         cast_to(gweight, weight.dtype) if needs[1] else None,
         cast_to(gbias, bias_dtype) if needs[2] else None,
     )
+
+
+def _slopes(
+    planes: Array, up: Array, centre: Array, rest: Array, inverse: Array, scale: Array, of_mean: Array, of_var: Array,
+    gx: Array, gweight: Array, gbias: Array, a: int, b: int,
+) -> None:  # fmt: skip
+    y, dx, work, n = up[:, a:b], gx[:, a:b], gx.dtype, max(len(gx) * gx.shape[2], 1)
+    normal = np.subtract(planes[:, a:b], centre[a:b, None], out=scratch(y.shape, work, "batch norm"))
+    normal -= rest[a:b, None]
+    normal *= inverse[a:b, None]
+    gbias[a:b] = _sums(y, work)
+    gweight[a:b] = _sums(np.multiply(y, normal, out=dx), work)
+    np.multiply(y, scale[a:b, None], out=dx)
+    normal *= ((2 * of_var[a:b] / inverse[a:b] - scale[a:b] * gweight[a:b]) / n)[:, None]
+    dx += normal
+    dx += ((of_mean[a:b] - scale[a:b] * gbias[a:b]) / n)[:, None]
+
+
+@loop(_slopes)
+def slopes(
+    planes: Array, up: Array, centre: Array, rest: Array, inverse: Array, scale: Array, of_mean: Array, of_var: Array,
+    gx: Array, gweight: Array, gbias: Array, a: int, b: int,
+) -> Any:  # fmt: skip
+    """The gradients of the channels from a to b; ``scale`` is r w."""
+    if gx.shape[2] < FEW:
+        return False
+    ones, n = np.ones(gx.shape[2], np.float32), np.float32(max(len(gx) * gx.shape[2], 1))
+    for c in range(a, b):
+        gbias[c], gweight[c] = 0.0, 0.0
+        for i in range(len(gx)):
+            for j in range(ones.size):
+                gx[i, c, j] = (planes[i, c, j] - centre[c] - rest[c]) * inverse[c]
+            gbias[c] += dot(up[i, c], ones)
+            gweight[c] += dot(up[i, c], gx[i, c])
+        slope = (2.0 * of_var[c] / inverse[c] - scale[c] * gweight[c]) / n
+        offset = (of_mean[c] - scale[c] * gbias[c]) / n
+        for i in range(len(gx)):
+            for j in range(ones.size):
+                gx[i, c, j] = up[i, c, j] * scale[c] + gx[i, c, j] * slope + offset
+    return True
 
 
 def _planes(x: Any) -> Array:

@@ -16,8 +16,9 @@ from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels.embedding import check_range
-from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
-from minigrad.kernels.softmax import log_softmax
+from minigrad.kernels.rows import again, as_matrix, dtypes, exponentials, matrix_of, over_rows
+from minigrad.kernels.softmax import PEAK, log_softmax
+from minigrad.machine.loops import dot, loop
 from minigrad.machine.parallel import scratch
 from minigrad.ops import astype, mean, sum, take_along_axis, where
 
@@ -155,33 +156,66 @@ def reduced(losses: Array, targets: Targets, reduction: str) -> Array:
         return np.asarray((losses * weight).sum())
 
 
-def row_gradients(e: Array, targets: Targets, tile: slice, q: Array | None, total: Array, scale: Array) -> None:
-    """Turn exponentials ``e`` of a tile, with row sums ``total``, into ``scale · (softmax - q)``, in place.
+def row_gradients(
+    e: Array, targets: Targets, tile: slice, q: Array | None, total: Array, scale: Array, out: Array
+) -> None:
+    """Turn exponentials ``e`` of a tile, with row sums ``total``, into ``out``, which may be e: scale · (softmax - q).
 
     A row that doesn't count gets 0, and so does one of only -∞. Where the target has a probability above 0.9, p - 1
-    would be noise: it is minus what all others have.
+    would be noise: it is minus what all others have. Nothing but ``out`` is of use afterwards.
     """
-    dead = ~targets.counted[tile] | (total == 0)
+    q = None if q is None else q[tile]
+    gradients(e, targets.ids[tile], targets.counted[tile], float(targets.smoothing), q, total, scale, out)
+
+
+def _gradients(
+    e: Array, ids: Array, counted: Array, smoothing: float, q: Array | None, total: Array, scale: Array, out: Array
+) -> None:
+    dead, keep = ~counted | (total == 0), 1 - smoothing
     scale = np.where(dead, 0, scale)
-    keep, smoothing = 1 - targets.smoothing, targets.smoothing
-    mass = 1 if q is None else keep * q[tile].sum(axis=1) + smoothing
+    mass = 1 if q is None else keep * q.sum(axis=1) + smoothing
     factor = scale * mass / np.where(dead, 1, total)
     with np.errstate(under="ignore"):
         if q is None:
-            entries, places = e.reshape(-1), _places(e, targets.ids[tile])
+            entries, places = e.reshape(-1), _places(e, ids)
             target = entries[places]
             slopes = target * factor - scale * keep
-            if not smoothing and (sure := target > 0.9 * total).any():
+            if not smoothing and (sure := target > PEAK * total).any():
                 entries[places] = 0
                 slopes[sure] = -((e @ np.ones(e.shape[1], e.dtype)) * factor)[sure]
-            e *= factor[:, None]
-            entries[places] = slopes
+            np.multiply(e, factor[:, None], out=out).reshape(-1)[places] = slopes
         else:
-            e *= factor[:, None]
-            e -= q[tile] * (scale * keep)[:, None]
+            np.multiply(e, factor[:, None], out=out)
+            out -= q * (scale * keep)[:, None]
         if smoothing:
-            e -= (scale * (smoothing / e.shape[1]))[:, None]
-    e[dead] = 0
+            out -= (scale * (smoothing / e.shape[1]))[:, None]
+    out[dead] = 0
+
+
+@loop(_gradients)
+def gradients(
+    e: Array, ids: Array, counted: Array, smoothing: float, q: Any, total: Array, scale: Array, out: Array
+) -> None:
+    """The same in one pass over a row."""
+    ones = np.ones(e.shape[1], np.float32)
+    for i in range(len(e)):
+        if not counted[i] or total[i] == 0.0:
+            out[i] = 0.0
+            continue
+        factor, keep, even = scale[i] / total[i], scale[i] * (1.0 - smoothing), scale[i] * smoothing / ones.size
+        if q is None:
+            target, at = e[i, ids[i]], ids[i]
+            slope = target * factor - keep
+            if smoothing == 0.0 and target > PEAK * total[i]:
+                e[i, at] = 0.0
+                slope = -dot(e[i], ones) * factor
+            for j in range(ones.size):
+                out[i, j] = e[i, j] * factor - even
+            out[i, at] = slope - even
+        else:
+            factor *= (1.0 - smoothing) * dot(q[i], ones) + smoothing
+            for j in range(ones.size):
+                out[i, j] = e[i, j] * factor - q[i, j] * keep - even
 
 
 def _places(rows: Array, ids: Array) -> Array:
@@ -205,9 +239,8 @@ def _backward(
     def body(a: int, b: int) -> None:
         tile, x = slice(a, b), rows[a:b]
         if result is not None:
-            with np.errstate(under="ignore", over="ignore"):
-                e = np.exp(x - shift[tile, None] if shift[tile].any() else x, out=result[tile])
-            row_gradients(e, labels, tile, q, total[tile], scale[tile])
+            again(x, shift[tile], result[tile])
+            row_gradients(result[tile], labels, tile, q, total[tile], scale[tile], result[tile])
         if result_q is not None:
             offset = np.log(np.where(total[tile] == 0, 1, total[tile])) + shift[tile]
             np.subtract(offset[:, None], x, out=result_q[tile])

@@ -178,8 +178,7 @@ def _to_gradients(logits: Array, targets: Targets, chunk: slice, losses: Array, 
         exponentials(x, e, shift, total)
         losses[tile] = row_losses(x, targets, tile, None, shift, total)
         if wanted:
-            row_gradients(e, targets, tile, None, total, scale[tile])
-            x[...] = e
+            row_gradients(e, targets, tile, None, total, scale[tile], x)
 
     over_rows(body, logits, arrays=2, ns=3.5)
 

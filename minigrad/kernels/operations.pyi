@@ -91,7 +91,7 @@ def swiglu_ffn(
     w2: Operand[X],
     norm_weight: Operand[X] | None = None,
     eps: float = 1e-05,
-    recompute: bool = False,
+    recompute: bool | str = False,
 ) -> X: ...
 def transposed_convolution(
     x: Operand[X],

@@ -7,7 +7,6 @@ its derivative is the operation itself with -sin, at every order, and nothing of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -117,13 +116,22 @@ def _turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
     table = np.empty(shape, np.result_type(x.dtype, np.complex64))
     table.real, table.imag = cos, sin
     table = table.reshape((1,) * (x.ndim - table.ndim) + table.shape)
-    turner = _turn_complex if layout == "interleaved" else _turn_halves
-    if x.size < FEW:
-        turner(x, out, table)(0, len(x))
+    source, target, table = (x, out, table) if x.size < FEW else _for_long_loops(x, out, table)
+    turner: Any
+    if layout == "interleaved":
+        turner, tables, source, target = turn, [table], source.view(table.dtype), target.view(table.dtype)
     else:
-        source, target, table = _for_long_loops(x, out, table)
-        rows = len(source)
-        parallel.for_rows(turner(source, target, table), rows, 3 * x.nbytes // rows, ELEMENT_NS[layout] * x.size / rows)
+        source, target = (array.reshape(*array.shape[:-1], 2, array.shape[-1] // 2) for array in (source, target))
+        turner, tables = turn_halves, [table.real[..., None, :].copy(), np.stack((-table.imag, table.imag), axis=-2)]
+
+    def body(a: int, b: int) -> None:
+        turner(source[a:b], *[t[a:b] if len(t) > 1 else t for t in tables], target[a:b])
+
+    rows = len(source)
+    if x.size < FEW:
+        body(0, rows)
+    else:
+        parallel.for_rows(body, rows, 3 * x.nbytes // rows, ELEMENT_NS[layout] * x.size / rows)
     return out
 
 
@@ -141,10 +149,6 @@ def _repeated(table: Array, x: Array) -> Array:
     shape = (*table.shape[:first], *x.shape[first:-1], table.shape[-1])
     full = np.broadcast_to(table, shape)
     return np.ascontiguousarray(full) if 8 * full.size <= x.size else table
-
-
-def _part(table: Array, start: int, stop: int) -> Array:
-    return table[start:stop] if len(table) > 1 else table
 
 
 def _turn(x: Array, table: Array, out: Array) -> None:
@@ -167,28 +171,23 @@ def turn(x: Array, table: Array, out: Array) -> Any:
     return True
 
 
-def _turn_complex(x: Array, out: Array, table: Array) -> Callable[[int, int], None]:
-    """Interleaved pairs, as complex numbers."""
-    x, out = x.view(table.dtype), out.view(table.dtype)
-
-    def body(start: int, stop: int) -> None:
-        turn(x[start:stop], _part(table, start, stop), out[start:stop])
-
-    return body
+def _turn_halves(x: Array, cos: Array, sin: Array, out: Array) -> None:
+    with np.errstate(all="ignore"):
+        np.multiply(x, cos, out=out)
+        out += np.multiply(x[..., ::-1, :], sin, out=scratch(out.shape, out.dtype, "rope product"))
 
 
-def _turn_halves(x: Array, out: Array, table: Array) -> Callable[[int, int], None]:
-    """Half-split pairs: ``x · (cos, cos) + swapped halves of x · (-sin, sin)``."""
-    x, out = (array.reshape(*array.shape[:-1], 2, array.shape[-1] // 2) for array in (x, out))
-    cos = table.real[..., None, :]
-    sin = np.stack((-table.imag, table.imag), axis=-2)
-
-    def body(start: int, stop: int) -> None:
-        tile = out[start:stop]
-        product = scratch(tile.shape, tile.dtype, "rope product")
-        with np.errstate(all="ignore"):
-            np.multiply(x[start:stop], _part(cos, start, stop), out=tile)
-            np.multiply(x[start:stop, ..., ::-1, :], _part(sin, start, stop), out=product)
-            tile += product
-
-    return body
+@loop(_turn_halves)
+def turn_halves(x: Array, cos: Array, sin: Array, out: Array) -> Any:
+    """The same for vectors of two halves; their cosines and ``sin = (-sin, sin)`` are theirs, or one for a row."""
+    half, numbers, turned, cosines, sines = x.shape[-1], x.ravel(), out.ravel(), cos.ravel(), sin.ravel()
+    vectors = x[0].size // sin[0].size  # that share a cosine
+    if not (vectors == 1 or sin[0].size == 2 * half):
+        return False
+    for start in range(0, numbers.size, 2 * half):
+        at = start // (2 * half) // vectors * half % cosines.size
+        a, b, c, s = numbers[start:], numbers[start + half :], cosines[at:], sines[2 * at + half :]
+        left, right = turned[start:], turned[start + half :]
+        for j in range(half):
+            left[j], right[j] = a[j] * c[j] - b[j] * s[j], a[j] * s[j] + b[j] * c[j]
+    return True

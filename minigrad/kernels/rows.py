@@ -104,6 +104,19 @@ def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
             sums[i] = dot(out[i], ones)
 
 
+def _again(x: Array, shift: Array, out: Array) -> None:
+    with np.errstate(under="ignore", over="ignore"):
+        np.exp(x - shift[:, None] if shift.any() else x, out=out)
+
+
+@loop(_again)
+def again(x: Array, shift: Array, out: Array) -> None:
+    """The exponentials of :func:`exponentials` once more, from the shift."""
+    for i in range(len(x)):
+        for j in range(x.shape[1]):
+            out[i, j] = exp(x[i, j] - shift[i])
+
+
 def normalized(x: Any, normalized_shape: Any, eps: float = 0.0, **parameters: Any) -> tuple[int, ...]:
     """The last axes that a normalisation works over: those given, or as many as its parameters have, or one."""
     check_eps(eps)

@@ -13,8 +13,12 @@ from minigrad.engine.core import Primitive
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
+from minigrad.machine.loops import dot, loop
+from minigrad.machine.loops import exp as exp_of_one
 from minigrad.ops import astype, exp, isfinite, log, max, stop_gradient, sum, where
 from minigrad.ops.shape import normal_axis
+
+PEAK = 0.9  # of a weight above it less than 0.1 is left for all others of its row
 
 _samples = [sample((2, 3)), sample((2, 3, 4), axis=1), sample((4,), 0)]
 
@@ -37,7 +41,7 @@ def _calm_rule(g: Array, out: Array, axis: int) -> Array:
 
     Beside such a weight nothing is left to cancel, here and in the derivatives of this rule.
     """
-    return g - sum(where(out > 0.9, g, 0), axis, True)
+    return g - sum(where(out > PEAK, g, 0), axis, True)
 
 
 calm = Primitive(_calm, view=True).defvjp(_calm_rule)
@@ -74,18 +78,30 @@ def _softmax_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]
     g, out = _last(g, axis, work), _last(out, axis, work)
     gx = np.empty_like(out)
     up, rows, result = as_matrix(g, work), as_matrix(out, work), matrix_of(gx)
-    ones = np.ones(rows.shape[1], work)
-
-    def body(a: int, b: int) -> None:
-        u, s, dx = up[a:b], rows[a:b], result[a:b]
-        with np.errstate(under="ignore"):
-            mean = np.vecdot(u, s) if len(ones) > 64 else np.multiply(u, s, out=dx) @ ones  # twice as fast if short
-            np.subtract(u, mean[:, None], out=dx)
-            dx *= s
-            _mend(dx, _peaks(s), ones)
-
-    over_rows(body, rows, arrays=3, ns=1.0)
+    over_rows(lambda a, b: softmax_slopes(up[a:b], rows[a:b], result[a:b]), rows, arrays=3, ns=1.0)
     return (_home(gx, axis, x_dtype),)
+
+
+def _softmax_slopes(g: Array, s: Array, dx: Array) -> None:
+    ones = np.ones(s.shape[1], s.dtype)
+    with np.errstate(under="ignore"):
+        mean = np.vecdot(g, s) if len(ones) > 64 else np.multiply(g, s, out=dx) @ ones  # twice as fast if short
+        np.subtract(g, mean[:, None], out=dx)
+        dx *= s
+        _mend(dx, _peaks(s), ones)
+
+
+@loop(_softmax_slopes)
+def softmax_slopes(g: Array, s: Array, dx: Array) -> None:
+    """The rows of s (g - Σ g s), mended at a peak."""
+    ones = np.ones(s.shape[1], np.float32)
+    for i in range(len(s)):
+        mean, peaks = dot(g[i], s[i]), 0
+        for j in range(s.shape[1]):
+            dx[i, j] = s[i, j] * (g[i, j] - mean)
+            peaks += s[i, j] > PEAK
+        if peaks:
+            dx[i, np.argmax(s[i])] -= dot(dx[i], ones)
 
 
 def _logarithms(x: Array, logs: Array, axis: int) -> Array:
@@ -98,7 +114,7 @@ def _logarithms_rule(g: Array, x: Array, axis: int) -> Array:
     A multiple of s is nothing, since Σ s d(log s) is 0, and again nothing is left to cancel.
     """
     s = softmax.definition(x, axis)
-    large = s > 0.9
+    large = s > PEAK
     g = where(large, 0, g - s * sum(where(large, g, 0) / where(large, s, 1), axis, True))
     return g - s * sum(g, axis, True)
 
@@ -138,25 +154,43 @@ def _log_backward(g: Any, out: Any, x_dtype: Any, axis: int) -> tuple[Array]:
     gx = np.empty_like(out)
     up, rows, result = as_matrix(g, work), as_matrix(out, work), matrix_of(gx)
 
-    def body(a: int, b: int) -> None:
-        dx, ones = result[a:b], np.ones(rows.shape[1], work)
-        with np.errstate(under="ignore"):
-            np.exp(rows[a:b], out=dx)
-            empty = dx @ ones == 0 if not dx[:, :1].all() else None  # such a row begins with 0
-            peaks = _peaks(dx)
-            dx *= -(up[a:b] @ ones)[:, None]
-            dx += up[a:b]
-            _mend(dx, peaks, ones)
-        if empty is not None:
-            dx[empty] = 0
-
-    over_rows(body, rows, arrays=3, ns=3.3)
+    over_rows(lambda a, b: log_softmax_slopes(up[a:b], rows[a:b], result[a:b]), rows, arrays=3, ns=3.3)
     return (_home(gx, axis, x_dtype),)
 
 
+def _log_softmax_slopes(g: Array, logs: Array, dx: Array) -> None:
+    ones = np.ones(logs.shape[1], logs.dtype)
+    with np.errstate(under="ignore"):
+        np.exp(logs, out=dx)
+        empty = dx @ ones == 0 if not dx[:, :1].all() else None  # such a row begins with 0
+        peaks = _peaks(dx)
+        dx *= -(g @ ones)[:, None]
+        dx += g
+        _mend(dx, peaks, ones)
+    if empty is not None:
+        dx[empty] = 0
+
+
+@loop(_log_softmax_slopes)
+def log_softmax_slopes(g: Array, logs: Array, dx: Array) -> None:
+    """The rows of g - e^logs Σ g, mended at a peak."""
+    ones = np.ones(logs.shape[1], np.float32)
+    for i in range(len(logs)):
+        whole, zeros, peaks = dot(g[i], ones), 0, 0
+        for j in range(logs.shape[1]):
+            weight = exp_of_one(logs[i, j])
+            dx[i, j] = g[i, j] - weight * whole
+            zeros += weight == 0.0
+            peaks += weight > PEAK
+        if zeros == logs.shape[1]:
+            dx[i] = 0.0
+        elif peaks:
+            dx[i, np.argmax(logs[i])] -= dot(dx[i], ones)
+
+
 def _peaks(weights: Array) -> Array | None:
-    """Where in the flat array a weight is above 0.9, so that less than 0.1 is left for all others of its row."""
-    high = weights > 0.9
+    """Where in the flat array a weight is above PEAK."""
+    high = weights > PEAK
     return np.flatnonzero(high) if high.any() else None
 
 

@@ -2,8 +2,8 @@
 
 The rows n are those of x, normalised on the way if a norm_weight is given. Four arrays are as wide as the hidden layer.
 Two of them are kept for the backward pass, ``gate = n w1ᵀ`` and ``up = n w3ᵀ``, and it makes the gated units again, at
-the cost of one exponential each. With ``recompute`` none is kept, and it computes these two products again, in the same
-tiles. The gradients of gate and up exist for a chunk of rows at a time.
+the cost of one exponential each. With ``recompute`` up is not kept, or neither, and it computes that product again, in
+the same tiles. The gradients of gate and up exist for a chunk of rows at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from minigrad.backend import Array, cast_to
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
-from minigrad.errors import ShapeError
+from minigrad.errors import ArgumentError, ShapeError
 from minigrad.kernels.linear import linear
 from minigrad.kernels.normed_rows import NormedRows, check_norm, rounded_gradients
 from minigrad.kernels.products import TILE_NUMBERS, add_product, add_products, over_products, tile_rows
@@ -26,11 +26,12 @@ from minigrad.kernels.swiglu import logistic, swiglu
 from minigrad.machine.loops import loop, sigmoid
 from minigrad.machine.parallel import scratch
 
+AGAIN: dict[bool | str, int] = {False: 0, "half": 1, True: 2}  # products that each value of recompute does again
 CHUNK = 4 * TILE_NUMBERS  # numbers of a hidden array whose gradients exist at once: for good products, in the L3 cache
 
 
 def _torch(
-    t: Any, x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any = None, eps: float = 1e-5, recompute: bool = False
+    t: Any, x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any = None, eps: float = 1e-5, recompute: bool | str = False
 ) -> Any:
     linear = t.nn.functional.linear
     x = x if norm_weight is None else t.nn.functional.rms_norm(x, norm_weight.shape, norm_weight, eps)
@@ -42,14 +43,15 @@ _samples = [
     sample((2, 2, 3), (4, 3), (4, 3), (2, 4), (3,), 0.1),
     sample((3,), *[(3, 3)] * 3),
     sample((2, 3), (5, 3), (5, 3), (3, 5), recompute=True),
+    sample((2, 3), (5, 3), (5, 3), (3, 5), recompute="half"),
 ]
 
 
-def _flops(x: Array, w1: Array, out: Array, recompute: bool, wrt: frozenset[str]) -> tuple[float, float]:
-    """Three products; then two for the gradients of each, where they are needed, and two that are done again."""
+def _flops(x: Array, w1: Array, out: Array, recompute: bool | str, wrt: frozenset[str]) -> tuple[float, float]:
+    """Three products; then two for the gradients of each, where they are needed, and those that are done again."""
     wide, narrow = 2 * x.size * len(w1), 2 * out.size * len(w1)
     rows, units = bool(wrt & {"x", "norm_weight"}), bool(wrt & {"x", "norm_weight", "w1", "w3"})
-    again = 2 * wide if recompute else 0
+    again = wide * AGAIN[recompute]
     back = again + wide * (("w1" in wrt) + ("w3" in wrt) + 2 * rows) + narrow * (("w2" in wrt) + units)
     return 2 * wide + narrow, back
 
@@ -57,7 +59,7 @@ def _flops(x: Array, w1: Array, out: Array, recompute: bool, wrt: frozenset[str]
 @fused(precision="low", wide_part="norm_weight", torch=_torch, numpy=False, samples=_samples, flops=_flops)
 def swiglu_ffn(
     x: Array, w1: Array, w3: Array, w2: Array, norm_weight: Array | None = None, eps: float = 1e-5,
-    recompute: bool = False,
+    recompute: bool | str = False,
 ) -> Array:  # fmt: skip
     """``w2 (silu(w1 n) · w3 n)`` for each row, n being ``rms_norm(x, weight=norm_weight)``, or x without a norm_weight.
 
@@ -65,19 +67,20 @@ def swiglu_ffn(
     is (d_in,); the result is (..., d_out). Half precision is computed in float32 and rounded once. Raises a ShapeError
     for shapes that don't fit. Shazeer, "GLU Variants Improve Transformer" (2020), eq. 6.
 
-    recompute: two arrays of d_ff numbers a row are not kept; the backward pass computes them again, in 11 products
-    instead of 9 in all. Result and gradients are the same bits.
+    recompute: of the two arrays of d_ff numbers a row that are kept for the backward pass, "half" keeps w1 n alone and
+    True neither; it computes them again, in 10 or 11 products instead of 9 in all. Result and gradients are the same
+    bits.
 
     >>> print(swiglu_ffn(np.array([1.0]), np.array([[2.0]]), np.array([[10.0]]), np.array([[1.0]])).round(3))
     [17.616]
     """
-    check_ffn(x, w1, w3, w2, norm_weight, eps)
+    check_ffn(x, w1, w3, w2, norm_weight, eps, recompute)
     n = x if norm_weight is None else rms_norm(x, None, norm_weight, eps)
     return linear(swiglu(linear(n, w1), linear(n, w3)), w2)
 
 
-def check_ffn(x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float) -> None:
-    """Refuse shapes that don't fit."""
+def check_ffn(x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float, recompute: Any) -> None:
+    """Refuse shapes that don't fit, and unknown words for recompute."""
     shapes = [np.shape(w) for w in (w1, w3, w2)]
     fit = all(len(shape) == 2 for shape in shapes) and np.shape(x)[-1:] == shapes[0][1:]
     if not fit or shapes[0] != shapes[1] or shapes[2][1] != shapes[0][0]:
@@ -85,6 +88,14 @@ def check_ffn(x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float) -
         hint = "a weight is (outputs, inputs), as that of nn.Linear"
         raise ShapeError("x (..., d_in), w1 and w3 (d_ff, d_in), w2 (d_out, d_ff)", got, hint)
     check_norm(x, norm_weight, eps)
+    check_recompute(recompute)
+
+
+def check_recompute(recompute: Any) -> None:
+    """Refuse what is no part of the layer."""
+    if recompute not in list(AGAIN):
+        hint = "'half' computes w3 x once more, True w1 x too"
+        raise ArgumentError("recompute=False, 'half' or True", repr(recompute), hint)
 
 
 # ---- the units of a tile --------------------------------------------------------------------------------------------
@@ -132,19 +143,20 @@ def units_backward(dh: Array, gate: Array, up: Array, h: Array, dgate: Array, du
 
 @swiglu_ffn.defforward
 def _forward(
-    x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float, recompute: bool,
+    x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float, recompute: bool | str,
     needs: tuple[bool, ...] = (False,) * 5,
 ) -> tuple[Array, dict[str, Any]]:  # fmt: skip
-    check_ffn(x, w1, w3, w2, norm_weight, eps)
+    check_ffn(x, w1, w3, w2, norm_weight, eps, recompute)
     dtype, work = dtypes(x, w1, w3, w2, norm_weight)
     source, (w1, w3, w2) = NormedRows(x, norm_weight, work, eps), (as_matrix(w, work) for w in (w1, w3, w2))
-    out, keep = np.empty((*np.shape(x)[:-1], len(w2)), work), any(needs) and not recompute
+    out, kept = np.empty((*np.shape(x)[:-1], len(w2)), work), 2 - AGAIN[recompute] if any(needs) else 0
     result = matrix_of(out)
-    gate, up = hidden = np.empty((2, len(source.rows) if keep else 0, len(w1)), work)
+    gate, up = (np.empty((len(source.rows) if kept > i else 0, len(w1)), work) for i in (0, 1))
 
     def body(a: int, b: int) -> None:
         n, h = source.tile(a, b), scratch((b - a, len(w1)), work, "rows")
-        g, u = hidden[:, a:b] if keep else scratch((2, *h.shape), work, "gate and up")
+        g = gate[a:b] if len(gate) else scratch(h.shape, work, "gate")
+        u = up[a:b] if len(up) else scratch(h.shape, work, "up")
         units(np.matmul(n, w1.T, out=g), np.matmul(n, w3.T, out=u), h)
         np.matmul(h, w2.T, out=result[a:b])
 
@@ -157,7 +169,7 @@ def _backward(
     g: Any, x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, gate: Any, up: Any, inverse: Any,
     needs: tuple[bool, ...],
 ) -> tuple[Array | None, ...]:  # fmt: skip
-    """With h = silu(gate) up: dw2 = gᵀ h, dw1 = dgateᵀ n, dw3 = dupᵀ n. With recompute gate and up are empty."""
+    """With h = silu(gate) up: dw2 = gᵀ h, dw1 = dgateᵀ n, dw3 = dupᵀ n. With recompute up is empty, or both."""
     work = gate.dtype
     source, upstream = NormedRows(x, norm_weight, work, inverse=inverse), as_matrix(g, work)
     gx = np.empty(x.shape, work) if needs[0] or needs[4] else None
@@ -188,17 +200,17 @@ def _through_units(
     n, result = source.buffer(start, chunk.stop), None if gx is None else matrix_of(gx)
     hidden, dgate, dup = np.empty((3, *shape), work)
 
-    def gate_and_up(a: int, b: int) -> tuple[Array, Array]:
-        if len(gate):
-            return gate[start + a : start + b], up[start + a : start + b]
-        x, y = scratch((2, b - a, len(w1)), work, "gate and up")
-        return np.matmul(n[a:b], w1.T, out=x), np.matmul(n[a:b], w3.T, out=y)
+    def product(kept: Array, w: Array, a: int, b: int, name: str) -> Array:
+        if len(kept):
+            return kept[start + a : start + b]
+        return np.matmul(n[a:b], w.T, out=scratch((b - a, len(w)), work, name))
 
     def body(a: int, b: int) -> None:
         tile, dg, du = slice(start + a, start + b), dgate[a:b], dup[a:b]
         source.write(tile.start, tile.stop, n[a:b])
         dh = np.matmul(g[tile], w2, out=scratch(dg.shape, work, "rows"))
-        units_backward(dh, *gate_and_up(a, b), hidden[a:b], dg, du)
+        x, y = product(gate, w1, a, b, "gate"), product(up, w3, a, b, "up")
+        units_backward(dh, x, y, hidden[a:b], dg, du)
         if result is not None:
             dx = result[tile]
             np.matmul(dg, w1, out=dx)

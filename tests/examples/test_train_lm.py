@@ -111,6 +111,22 @@ def test_five_and_five_updates_are_ten(
         assert states[1] == states[2]
 
 
+@pytest.mark.parametrize("flags", ["--dropout 0.1", "--dtype float16"])
+def test_what_is_computed_again_may_change_in_a_run(train: Train, tmp_path: Path, flags: str) -> None:
+    """Also in one that an older version began, which had no such flag."""
+    assert train("whole", f"--max-iters 6 {flags}") == 0
+    assert train("parts", f"--max-iters 2 --lr-decay-iters 6 --recompute block {flags}") == 0
+    facts = open_checkpoint(tmp_path / "parts").path / "meta.json"
+    meta = json.loads(facts.read_text())
+    assert meta["config"].pop("recompute") == "block"
+    assert "recompute" not in meta["model"]
+    facts.write_text(json.dumps(meta))
+    for iterations, word in ((3, "none"), (4, "ffn"), (6, "half")):
+        assert train("parts", f"--max-iters {iterations}" + f" --recompute {word}" * (word != "none")) == 0
+        assert open_checkpoint(tmp_path / "parts").meta["config"]["recompute"] == word
+    assert weights(tmp_path / "parts", 6) == weights(tmp_path / "whole", 6)
+
+
 SAVED = [("parts", 5), ("parts", 10), ("whole", 10)]
 
 
@@ -398,6 +414,8 @@ def test_a_step_that_no_machine_can_hold_is_refused(flags: str, capsys: pytest.C
         "--n-embd 256 --n-head 4 --n-kv-head 2 --block-size 16 --batch-size 1 --dtype float16",
         "--d-ff 1000 --n-embd 64 --n-head 1 --dtype float64",
         "--d-ff 64 --n-layer 7 --block-size 33 --batch-size 5",
+        "--recompute half",
+        "--recompute ffn --d-ff 500",
     ],
 )
 def test_the_memory_of_a_step_is_known_before_it(flags: str, vocab_size: int) -> None:

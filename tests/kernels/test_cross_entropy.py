@@ -79,9 +79,10 @@ def test_linear(reduction, smoothing, shape, classes, d, chunk, slices, monkeypa
 
 
 @options
-def test_all_ignored(reduction, smoothing):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_all_ignored(dtype, reduction, smoothing):
     """Nothing counts: 0 and gradients of exactly 0, also where the logits are no numbers."""
-    logits, x, weight = random((2, 3, 5), (2, 3, 4), (5, 4))
+    logits, x, weight = (a.astype(dtype) for a in random((2, 3, 5), (2, 3, 4), (5, 4)))
     logits[0, 0], logits[0, 1] = np.nan, -INF
     targets = np.full((2, 3), -100)
     calls = [(cross_entropy, [logits, targets]), (linear_cross_entropy, [x, weight, targets])]
@@ -118,13 +119,25 @@ def test_uniform_logits():
         np.testing.assert_allclose(gx, (1 / 8 - q) / 4, rtol=1e-13, atol=1e-16)
 
 
-def test_masked_classes():
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_masked_classes(dtype):
     """Logits of -∞ are classes that can't be; a row of only -∞ costs ∞ and moves nothing."""
-    logits = np.array([[0.0, 0.0, -INF], [-INF, -INF, -INF], [0.0, -INF, 0.0]])
+    logits = np.array([[0.0, 0.0, -INF], [-INF, -INF, -INF], [0.0, -INF, 0.0]], dtype)
     with np.errstate(all="raise"):
         value, (gx,) = derived(cross_entropy, [logits, np.array([1, 0, 1]), -100, 0.0, "none"])
-    np.testing.assert_allclose(value, [np.log(2), INF, INF])
+    np.testing.assert_allclose(value, [np.log(2), INF, INF], rtol=1e-6)
     np.testing.assert_array_equal(gx, [[0.5, -0.5, 0], [0, 0, 0], [0.5, -1, 0.5]])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradients_where_the_target_is_nearly_sure(dtype):
+    """Targets of a probability of 1 but for e^-2 to e^-15: p - 1 is minus what all others have, to some units."""
+    (x,) = (a.astype(dtype) for a in random((14, 100)))
+    x[:, 1] = np.log(100) + x.max(1) + np.arange(2, 16)
+    _, (gx,) = derived(cross_entropy, [x, np.ones(14, int), -100, 0.0, "sum"])
+    weights = np.exp(x.astype(np.longdouble))
+    others = np.delete(weights, 1, 1).sum(1) / weights.sum(1)
+    np.testing.assert_allclose(gx[:, 1], -others.astype(float), rtol=20 * np.finfo(dtype).eps)
 
 
 def test_an_offset_changes_nothing():

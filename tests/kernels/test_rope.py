@@ -54,6 +54,7 @@ def test_known_values():
         ((2, 3, 5, 6), (2, 1, 5, 3)),  # positions of each batch entry
         ((2, 3, 4, 2), (2, 3, 4, 1)),
         ((16, 4, 24, 8), (24, 4)),  # tables small enough to be repeated over the heads
+        ((8, 70, 32), (70, 16)),  # tables that are not
     ],
 )
 @pytest.mark.parametrize("order", ["contiguous", "transposed heads", "every second feature", "backwards"])

@@ -27,19 +27,39 @@ def test_is_torch(operation, shape, axis, scale):
 
 
 @both
-def test_rows_of_minus_infinity(operation):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_minus_infinity(operation, dtype):
     """A row in which nothing is allowed: softmax 0, its logarithm -∞, gradient 0; other rows don't notice."""
-    x = np.array([[-INF, -INF], [-INF, 1.0], [0.0, 0.0]])
+    x = np.array([[-INF, -INF], [-INF, 1.0], [0.0, 0.0]], dtype)
     with np.errstate(all="raise"):
         value, (gx,) = derived(operation, [x], np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
     p = np.array([[0, 0], [0, 1], [0.5, 0.5]])
     with np.errstate(divide="ignore"):
-        np.testing.assert_array_equal(value, p if operation is softmax else np.log(p))
+        np.testing.assert_allclose(value, p if operation is softmax else np.log(p), atol=np.finfo(dtype).eps)
     expected = {softmax: [[0, 0], [0, 0], [-0.25, 0.25]], log_softmax: [[0, 0], [3, -3], [-0.5, 0.5]]}
-    np.testing.assert_array_equal(gx, expected[operation])
+    np.testing.assert_allclose(gx, expected[operation], rtol=4 * np.finfo(dtype).eps)
     leaf = mg.Tensor(x, requires_grad=True)
-    (again,) = mg.grad(operation.definition(leaf), leaf, mg.Tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
-    np.testing.assert_array_equal(again.data, gx)
+    (again,) = mg.grad(operation.definition(leaf), leaf, mg.Tensor(np.array([[1, 2], [3, 4], [5, 6]], dtype)))
+    np.testing.assert_allclose(again.data, gx, rtol=4 * np.finfo(dtype).eps)
+
+
+@both
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [3, 100])
+def test_gradients_where_one_weight_is_nearly_one(operation, width, dtype):
+    """Rows whose largest weight is 1 but for e^-2 to e^-15: its gradient, all of which cancels, to some units."""
+    x, g = (a.astype(dtype) for a in random((14, width), (14, width)))
+    x[:, 1] = np.log(width) + x.max(1) + np.arange(2, 16)
+    g[:, 1] *= 30
+    _, (gx,) = derived(operation, [x], g)
+    s, up = np.exp(x.astype(np.longdouble)), g.astype(np.longdouble)
+    s /= s.sum(1, keepdims=True)
+    others = np.arange(width) != 1
+    slope = s[:, 1] * (s * (up[:, 1:2] - up))[:, others].sum(1)  # no term of the sum is larger than the result
+    if operation is log_softmax:
+        slope = s[:, others].sum(1) * up[:, 1] - s[:, 1] * up[:, others].sum(1)
+    scale = np.abs(slope) if operation is softmax else np.abs(up[:, others]).sum(1) + np.abs(slope)
+    np.testing.assert_array_less(np.abs(gx[:, 1] - slope), 40 * np.finfo(dtype).eps * scale)
 
 
 @both

@@ -53,7 +53,8 @@ def test_keeps_two_arrays_as_wide_as_the_hidden_layer():
 @pytest.mark.parametrize("lead", [(), (7,), many_rows((5, 500)), many_rows((137,))])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_recomputed_it_is_the_same_bits(lead, normed, dtype, monkeypatch):
+@pytest.mark.parametrize("recompute", ["half", True])
+def test_recomputed_it_is_the_same_bits(recompute, lead, normed, dtype, monkeypatch):
     """Also in many tiles and chunks, which are cut at the same rows forward and backward."""
     if lead == (137,):
         monkeypatch.setattr("minigrad.kernels.products.TILE_NUMBERS", 30 * 200)
@@ -61,20 +62,21 @@ def test_recomputed_it_is_the_same_bits(lead, normed, dtype, monkeypatch):
     args = [a.astype(dtype) if isinstance(a, np.ndarray) else a for a in arguments(lead, 64, 200, 64, normed)]
     value, grads = derived(swiglu_ffn, args)
     args += [] if normed else [None, 1e-5]
-    again, repeated = derived(swiglu_ffn, [*args, True])
+    again, repeated = derived(swiglu_ffn, [*args, recompute])
     for ours, theirs in zip([again, *repeated], [value, *grads], strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.cpu_only("a kernel that the CPU alone has")
-def test_recomputed_it_keeps_nothing_wide():
+@pytest.mark.parametrize(("recompute", "wide"), [("half", 6 * 5), (True, 0)])
+def test_recomputed_it_keeps_less(recompute, wide):
     import minigrad as mg
 
     x, *weights, norm_weight = (mg.Tensor(a, requires_grad=True) for a in arguments((6,), 3, 5, 2, normed=True)[:-1])
-    out = swiglu_ffn(x, *weights, norm_weight, recompute=True)
+    out = swiglu_ffn(x, *weights, norm_weight, recompute=recompute)
     given = [arg.data for arg in (x, *weights, norm_weight)]
     made = [a for a in out.node.residuals if isinstance(a, np.ndarray) and all(a is not arg for arg in given)]
-    assert sum(a.size for a in made) == 6  # 1/rms
+    assert sum(a.size for a in made) == 6 + wide  # 1/rms, and gate
 
 
 @pytest.mark.parametrize(("lead", "d_in", "d_ff", "d_out"), [((0,), 3, 2, 4), ((2, 3), 0, 2, 4), ((2, 3), 3, 0, 4)])

@@ -14,6 +14,7 @@ import nn
 import optim
 from minigrad.engine import core
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from nn import functional as F
 
 SIZES = {"vocab_size": 11, "context_length": 9, "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 24}
 TOKENS = np.random.default_rng(5).integers(11, size=(2, 8))
@@ -132,24 +133,74 @@ def test_a_step_records_few_operations():
     assert steps(3) - steps(2) <= 19
 
 
-@pytest.mark.cpu_only("a GPU keeps the units of the feed-forward layers")
-def test_feed_forward_layers_that_compute_again_what_they_do_not_keep():
-    """The same loss and gradients, bit for bit; the two arrays of d_ff numbers a token are not held."""
+def step_of(watched=False, **options):
+    """The loss, the gradients, the random numbers that follow, and the bytes that the graph held."""
+    mg.random.seed(3)
+    model = make(**options)
+    if watched:  # then a block is its layers one after the other
+        model.layers[0].ffn.w2.register_forward_hook(lambda *_: None)
+    with mg.track_memory() as memory:
+        loss = model.loss(TOKENS, TARGETS)
+        held = memory.current
+    loss.backward()
+    return [loss.data, *(p.grad for p in model.parameters()), np.asarray(mg.random.generator(None).random())], held
 
-    def step(**options):
-        model = make(**options)
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.3}, {"dropout": 0.3, "watched": True}, {"window": 3}])
+@pytest.mark.parametrize("recompute", ["half", "ffn", "block"])
+def test_what_is_computed_again_is_the_same_bits(recompute, options):
+    """Loss, gradients and the random numbers that follow, whatever is kept; and less is."""
+    options = {"dtype": "float32", **options}
+    (whole, held), (again, less) = step_of(**options), step_of(recompute=recompute, **options)
+    for ours, theirs in zip(again, whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert less < held or (recompute != "block" and mg.cuda.is_available())
+
+
+@pytest.mark.cpu_only("a GPU keeps the units of the feed-forward layers")
+def test_what_each_word_of_recompute_does_not_hold():
+    """One or both of the arrays of d_ff numbers a token; or everything of a block but its input."""
+    held = {word: step_of(recompute=word)[1] for word in ("none", "half", "ffn", "block")}
+    wide = SIZES["num_layers"] * SIZES["d_ff"] * TOKENS.size * 8
+    assert held["none"] - held["half"] == held["half"] - held["ffn"] == wide
+    inputs, around = (make(num_layers=n, recompute="block") for n in (5, 4)), []
+    for model in inputs:
         with mg.track_memory() as memory:
             loss = model.loss(TOKENS, TARGETS)
-            held = memory.current
-        loss.backward()
-        return loss.item(), [p.grad for p in model.parameters()], held
+            around.append(memory.current)
+        del loss
+    assert around[0] - around[1] == SIZES["d_model"] * TOKENS.size * 8
 
-    loss, gradients, held = step()
-    again, repeated, less = step(recompute_ffn=True)
-    assert loss == again
-    for ours, theirs in zip(repeated, gradients, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert held - less == SIZES["num_layers"] * 2 * SIZES["d_ff"] * TOKENS.size * 8
+
+def test_a_model_that_computes_again_writes_the_same_tokens():
+    """Decoding goes through a cache, and is what the logits of the whole say."""
+    tokens = TOKENS[:, :3]
+    for _ in range(5):
+        tokens = np.concatenate([tokens, make()(tokens).data[:, -1:].argmax(-1)], 1)
+    for word in ("none", "half", "ffn", "block"):
+        np.testing.assert_array_equal(nn.generate(make(recompute=word), TOKENS[:, :3], 5, temperature=0.0), tokens)
+
+
+def test_words_that_recompute_does_not_know():
+    for wrong in ("all", True, None, ["ffn"]):
+        for build, sizes in ((make, ()), (nn.TransformerBlock, (8, 2))):
+            with pytest.raises(ArgumentError, match=r"recompute of 'none', 'half', 'ffn', 'block'"):
+                build(*sizes, recompute=wrong)
+    with pytest.raises(ArgumentError, match=r"recompute=False, 'half' or True"):
+        nn.SwiGLU(4, recompute="ffn")
+    with pytest.raises(ArgumentError, match=r"recompute=False, 'half' or True"):
+        F.swiglu_ffn(*[mg.ones((2, 2))] * 4, recompute="ffn")
+
+
+def test_the_name_that_recompute_had_before():
+    with pytest.warns(DeprecationWarning, match="recompute='ffn'") as told:
+        old = make(recompute_ffn=True)
+    assert [warning.filename for warning in told] == [__file__]
+    assert [layer.recompute for layer in old.layers] == ["ffn", "ffn"]
+    with pytest.warns(DeprecationWarning, match="recompute='ffn'"):
+        assert nn.TransformerBlock(8, 2, recompute_ffn=False).recompute == "none"
+    with pytest.warns(DeprecationWarning), pytest.raises(ArgumentError, match="recompute alone"):
+        make(recompute="block", recompute_ffn=True)
 
 
 def test_keys_and_sizes_are_those_of_the_course():
@@ -328,7 +379,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "half", "ffn"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_block_is_its_layers_one_after_the_other_whichever_are_watched_or_replaced(change, recompute):
     """Only a block that nobody touched runs as fused operations; its values and gradients are those of the layers."""
@@ -342,7 +393,7 @@ def test_a_block_is_its_layers_one_after_the_other_whichever_are_watched_or_repl
             names.append(primitive.name)
 
     for whole in (True, False):
-        block = nn.TransformerBlock(8, 4, 12, num_kv_heads=2, recompute_ffn=recompute, dtype="float64", generator=1)
+        block = nn.TransformerBlock(8, 4, 12, num_kv_heads=2, recompute=recompute, dtype="float64", generator=1)
         for norm in (block.ln1, block.ln2):
             norm.weight.data = np.linspace(0.5, 2, 8)
         change(block)

@@ -19,10 +19,10 @@ def _units(name: str, d_ff: int, *arrays: Array) -> None:
 
 
 def _forward(
-    x: Array, w1: Array, w3: Array, w2: Array, norm_weight: Any, eps: float, recompute: bool,
+    x: Array, w1: Array, w3: Array, w2: Array, norm_weight: Any, eps: float, recompute: bool | str,
     needs: tuple[bool, ...] = (False,) * 5,
 ) -> tuple[Array, dict[str, Any]]:  # fmt: skip
-    check_ffn(x, w1, w3, w2, norm_weight, eps)
+    check_ffn(x, w1, w3, w2, norm_weight, eps, recompute)
     product, xp = Product.of(x, norm_weight), array_module(x)
     n, inverse = product.forward(eps)
     both = _gate_and_up(product, n, w1, w3)

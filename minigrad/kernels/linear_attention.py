@@ -38,6 +38,7 @@ from minigrad.ops import astype, clip, concatenate, exp, matmul, repeat, reshape
 
 CHUNK = 64  # queries of a chunk, if nothing else is said
 LOWEST = -40.0  # of x in elu(x) + 1: products of two such features stay above the smallest number of float32
+LARGE = 16.0  # of q, k and v: products of smaller ones are far from overflow, where 0 · ∞ would be NaN
 TILE = 1 << 16  # features of a chunk over the heads that are worked on together
 
 # ---- feature maps ---------------------------------------------------------------------------------------------------
@@ -60,9 +61,14 @@ def _elu_backward(x: Array, features: Array, g: Array) -> Array:
     return g * array_module(x).minimum(features, 1) * (x >= LOWEST)
 
 
+def _root(x: Any) -> float:
+    """d^(-1/4): the product of two numbers times it is that of scores, over √d."""
+    return float(max(x.shape[-1], 1) ** -0.25)
+
+
 def _taylor(x: Any) -> Any:
     d = x.shape[-1]
-    x = x * d**-0.25
+    x = x * _root(x)
     squares = reshape(x, (*x.shape, 1)) * reshape(x, (*x.shape[:-1], 1, d)) * 0.5**0.5
     ones = array_module(x).ones((*x.shape[:-1], 1), x.dtype)
     return concatenate([ones, x, reshape(squares, (*x.shape[:-1], d * d))], -1)
@@ -73,15 +79,13 @@ def _taylor_backward(x: Array, features: Array, g: Array) -> Array:
     squares = g[..., d + 1 :].reshape(*x.shape, d)
     first = features[..., 1 : d + 1, None]
     both = squares @ first + squares.swapaxes(-1, -2) @ first
-    return (g[..., 1 : d + 1] + both[..., 0] * 0.5**0.5) * d**-0.25
+    return (g[..., 1 : d + 1] + both[..., 0] * 0.5**0.5) * _root(x)
 
 
 FEATURE_MAPS = {
     "elu+1": FeatureMap(_elu, lambda d: d, _elu_backward, True),
     "taylor": FeatureMap(_taylor, lambda d: 1 + d + d * d, _taylor_backward, True),
-    "identity": FeatureMap(
-        lambda x: x * x.shape[-1] ** -0.25, lambda d: d, lambda x, _, g: g * x.shape[-1] ** -0.25, False
-    ),
+    "identity": FeatureMap(lambda x: x * _root(x), lambda d: d, lambda x, _, g: g * _root(x), False),
 }
 
 
@@ -230,7 +234,12 @@ class _Call:
     def __post_init__(self) -> None:
         self.xp = array_module(self.q)
         self.divides = self.phi.positive and self.powers is None
-        self.careful = self.causal and not all(bool(self.xp.isfinite(x.sum())) for x in (self.k, self.v))
+        self.careful = self.causal and not all(bool((abs(x) < LARGE).all()) for x in (self.q, self.k, self.v))
+        places = self.xp.arange(self.chunk)[:, None] - self.xp.arange(self.chunk)
+        self.seen = places >= 0
+        self.fades = self.seen.astype(self.q.dtype)  # M: (C, C), or (h, 1, C, C)
+        if self.powers is not None:
+            self.fades = (self.fades * self.powers[:, self.xp.maximum(places, 0)])[:, None]
 
     def groups(self) -> list[tuple[slice, slice]]:
         """Batches and heads that are worked on together: all of a GPU, else what fits the cache, two at least."""
@@ -280,10 +289,9 @@ class _Call:
         """Weights ∘ M of a chunk, in place: 0 for later keys, the decay for earlier ones."""
         tile = self.unstacked(weights)
         rows, keys = tile.shape[-2:]
-        places = self.xp.arange(rows)[:, None] - self.xp.arange(keys)
-        self.xp.copyto(tile, 0, where=places < 0)
-        if self.powers is not None:
-            tile *= self.powers[h, self.xp.maximum(places, 0)][:, None]
+        if self.careful:
+            self.xp.copyto(tile, 0, where=~self.seen[:rows, :keys])
+        tile *= (self.fades if self.powers is None else self.fades[h])[..., :rows, :keys]
         return weights
 
     def fading(self, x: Array, h: slice) -> Array:
@@ -324,7 +332,7 @@ def _call_of(q: Array, k: Array, v: Array, mask: Any, options: Sequence[Any]) ->
     k, v = (_spread(xp, x.astype(wide, copy=False), (*lead, h)).reshape(n, h, *x.shape[-2:]) for x in (k, v))
     if mask is not None:
         mask = xp.broadcast_to(mask, (*lead, h, 1, k.shape[2])).reshape(n, h, -1, 1)
-    chunk = int(chunk or CHUNK)
+    chunk = min(int(chunk or CHUNK), max(1, q.shape[3], k.shape[2]))
     powers = None if gamma is None else xp.asarray(gamma[:, None] ** np.arange(chunk + 1), wide)
     return _Call(q, k, v, mask, phi, powers, is_causal, chunk), sizes
 
@@ -411,22 +419,21 @@ def _backward(
 def _backward_causal(call: _Call, n: slice, h: slice, read: tuple[Any, ...], write: tuple[Array, ...]) -> None:
     """The gradients of some heads: dq in the order of the chunks, dk and dv against it."""
     gq, gk, gv = write
-    T = partial(call.xp.swapaxes, axis1=-1, axis2=-2)
     state, chunks = call.new_state(n, h), list(call.chunks(max(call.q.shape[3], call.k.shape[2])))
     with np.errstate(all="ignore"):
         for i in chunks:
             q, (k, v), up = call.queries(n, h, i), call.keys(n, h, i), _upstream(call, n, h, i, read)
-            dq = call.product(call.within(up @ T(v), h), k) + call.fading(up @ T(state), h)
+            dq = call.product(call.within(up @ v.swapaxes(-1, -2), h), k) + call.fading(up @ state.swapaxes(-1, -2), h)
             _write_queries(call, n, h, i, q, dq, gq)
             state = _next_state(call, h, state, k, v, i.stop - i.start)
         state = call.xp.zeros_like(state)
         for i in reversed(chunks):
             q, (k, v), up = call.queries(n, h, i), call.keys(n, h, i), _upstream(call, n, h, i, read)
             length = i.stop - i.start
-            dk = T(call.within(up @ T(v), h)) @ q + call.remaining(v @ T(state), h, length)
-            dv = T(call.within(q @ T(k), h)) @ up + call.remaining(k @ state, h, length)
+            dk = call.within(up @ v.swapaxes(-1, -2), h).swapaxes(-1, -2) @ q + call.remaining(v @ state.swapaxes(-1, -2), h, length)
+            dv = call.within(q @ k.swapaxes(-1, -2), h).swapaxes(-1, -2) @ up + call.remaining(k @ state, h, length)
             _write_keys(call, n, h, i, k, dk, dv, gk, gv)
-            state = call.passed(state, h, length) + T(call.fading(q, h)) @ up
+            state = call.passed(state, h, length) + call.fading(q, h).swapaxes(-1, -2) @ up
 
 
 def _backward_whole(call: _Call, n: slice, h: slice, read: tuple[Any, ...], write: tuple[Array, ...]) -> None:

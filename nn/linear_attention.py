@@ -58,7 +58,9 @@ class LinearAttention(MultiHeadAttention):
         )
         feature_map_of(feature_map)
         if rope_place not in ("before", "after", None):
-            raise ArgumentError("a rope_place 'before' or 'after' the map, or None", repr(rope_place), "None turns none")
+            raise ArgumentError(
+                "a rope_place 'before' or 'after' the map, or None", repr(rope_place), "None turns none"
+            )
         if rope_place == "after" and feature_map == "taylor":
             hint = "1 + d + d² of them are no pairs"
             raise ArgumentError("rope_place='before' or None with Taylor's features", "'after'", hint)

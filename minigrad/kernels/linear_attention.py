@@ -1,7 +1,8 @@
 """Linear attention: weights ``φ(q) · φ(k)`` instead of exponentials, so that a state of constant size stands for keys.
 
-The state ``S = Σ φ(k_j) (v_j, 1)ᵀ`` has as many rows as φ has features. A causal sequence is read in chunks of C. Within
-a chunk the weights exist, C × C at a time; what lies before comes through the state, which goes on from chunk to chunk::
+The state ``S = Σ φ(k_j) (v_j, 1)ᵀ`` has as many rows as φ has features. A causal sequence is read in chunks of C.
+Within a chunk the weights exist, C × C at a time; what lies before comes through the state, which goes on from chunk
+to chunk::
 
     (num, den) = (φ(q) φ(k)ᵀ ∘ M) (v, 1) + Λq φ(q) S        out = num / den
     S ← γ^C S + (Λk φ(k))ᵀ (v, 1)
@@ -155,11 +156,12 @@ def linear_attention(
     - chunk: how many queries are read at once; it changes time and rounding alone
 
     The sum of weights is positive, so no ε is added: below x = -40 elu(x) + 1 stays at exp(-40), and 1 + s + s²/2 is at
-    least 1/2 (in float32 rounding spares it where \\|q\\| \\|k\\| / √d is below 1 000). A row that sees no key gives 0.
+    least 1/2 (float32 rounds it safely where the lengths of q and k multiply to less than 1 000 √d). A row that sees no
+    key gives 0.
     What stands in a later key or value, huge, infinite or NaN, changes no bit of a causal row.
 
-    Katharopoulos et al., "Transformers are RNNs" (2020); Arora et al., "Simple linear attention language models" (2024),
-    for "taylor"; Sun et al., "Retentive Network" (2023), for "identity" with a decay.
+    Katharopoulos et al., "Transformers are RNNs" (2020); Arora et al., "Simple linear attention language models"
+    (2024), for "taylor"; Sun et al., "Retentive Network" (2023), for "identity" with a decay.
 
     Raises a ShapeError, DTypeError or ArgumentError for arguments that don't fit.
 
@@ -225,8 +227,8 @@ def check_key_mask(mask: Any, shape: tuple[int, ...]) -> None:
 class _Call:
     """Arrays in one form, and what a block of chunks asks.
 
-    Axes: n batch, h head of keys, g head of queries among those that share h, b chunk of a block, c place in a chunk. In
-    a chunk the heads of q that share keys lie one below the other, in matrices of g·c rows.
+    Axes: n batch, h head of keys, g head of queries among those that share h, b chunk of a block, c place in a chunk.
+    In a chunk the heads of q that share keys lie one below the other, in matrices of g·c rows.
     """
 
     q: Array  # (n, h, g, i, d)
@@ -351,7 +353,7 @@ def _parts(start: int, stop: int, step: int) -> list[slice]:
 
 
 def _call_of(q: Array, k: Array, v: Array, mask: Any, options: Sequence[Any]) -> tuple[_Call, Sizes]:
-    is_causal, feature_map, decay, chunk = options
+    is_causal, *_, chunk = options
     sizes, phi, gamma = _checked(q, k, v, mask, *options)
     xp, wide = array_module(q), accumulator(np.result_type(q.dtype, k.dtype, v.dtype))
     n, h, g, lead, count = math.prod(sizes.lead), sizes.heads, sizes.group, sizes.lead, k.shape[-2]
@@ -377,7 +379,7 @@ def _spread(xp: Any, x: Array, lead: tuple[int, ...]) -> Array:
 
 
 def _empty(call: _Call, *sizes: int) -> Array:
-    """An array (n, heads…, length, d), in the memory order (n, length, heads…, d) that a layer merges without a copy."""
+    """An array (n, heads…, length, d), in the memory order (n, length, heads…, d), which a layer merges as a view."""
     n, *heads, length, d = sizes
     array: Array = call.xp.moveaxis(call.xp.empty((n, length, *heads, d), call.q.dtype), 1, -2)
     return array

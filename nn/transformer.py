@@ -12,6 +12,7 @@ from minigrad.backend import DType
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.kernels.attention_patterns import BlockPattern
 from minigrad.tensor import Tensor, TensorLike
+from . import decoding
 from . import functional as F
 from .activation import Dropout
 from .attention import MultiHeadAttention, check_sequences, head_sizes
@@ -84,6 +85,8 @@ class TransformerBlock(Module):
             "cache": cache,
         }
         if self._is_unwatched(x):
+            if decoding.fits(self, x, attn_mask, positions, cache):
+                return decoding.position(self, x, attn_mask, positions, cache)
             return self._fused(x, options)
         x = x + self.dropout(self.attn(self.ln1(x), **options))
         return x + self.dropout(self.ffn(self.ln2(x)))
@@ -230,7 +233,7 @@ class TransformerLM(Module):
     def next_logits(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
         """Logits (batch, vocab) of the token that follows the last one: the others aren't computed."""
         with unrecorded(cache):
-            return self.lm_head(self.hidden(tokens, cache)[..., -1, :])
+            return decoding.logits(self.lm_head, self.hidden(tokens, cache)[..., -1, :])
 
     def loss(
         self,

@@ -29,7 +29,7 @@ ELEMENT_NS = {"interleaved": 0.3, "half": 1.5}  # time of an element on one core
 _angles = np.linspace(-1.0, 1.0, 6).reshape(3, 2)
 
 
-def _formula(xp: Any, x: Any, cos: Any, sin: Any, layout: str = "interleaved") -> Any:
+def definition(xp: Any, x: Any, cos: Any, sin: Any, layout: str = "interleaved") -> Any:
     """The definition, in the functions of a module."""
     a, b = _pairs(x, layout)
     turned = a * cos - b * sin, a * sin + b * cos
@@ -42,7 +42,7 @@ def _pairs(x: Any, layout: str) -> tuple[Any, Any]:
     return (x[..., :half], x[..., half:]) if layout == "half" else (x[..., ::2], x[..., 1::2])
 
 
-@primitive(torch=_formula, numpy=_formula, flops=lambda x: 3 * x.size, samples=[
+@primitive(torch=definition, numpy=definition, flops=lambda x: 3 * x.size, samples=[
     sample((2, 3, 4), np.cos(_angles), np.sin(_angles)),
     sample((2, 3, 4), np.cos(_angles), np.sin(_angles), layout="half"),
     sample((2, 3, 4), (3, 2), (2, 1, 1)),

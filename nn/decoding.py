@@ -19,7 +19,7 @@ from minigrad.engine import core
 from minigrad.engine.recording import current_mode
 from minigrad.kernels.normed_rows import normed
 from minigrad.kernels.products import NS_PER_FLOP, add_products
-from minigrad.kernels.rope import definition
+from minigrad.kernels.rope import turned
 from minigrad.kernels.swiglu_ffn import units
 from minigrad.machine.loops import dot, exp, loop
 from minigrad.machine.parallel import MIN_PARALLEL_NS, blas_threads, for_rows
@@ -39,20 +39,20 @@ def is_quiet() -> bool:
 
 
 def fits(block: Any, x: Any, mask: Any, positions: Any, cache: Any) -> bool:
-    """Whether an unwatched block may take ``x`` through :func:`position`: one float position of each sequence.
+    """Whether an unwatched block may take ``x`` through :func:`position`: a position of each sequence, in plain layers.
 
-    The layers that a block with dropout or a hook on the output projection runs one by one are left to their calls.
+    A cache with sinks turns all of its keys anew, a pattern skips some: both are left to the block's operations.
     """
-    if cache is None or cache.sinks or x.ndim != 3 or x.shape[1] != 1 or not is_quiet():
+    if type(x) is not Tensor or x.ndim != 3 or x.shape[1] != 1 or cache.sinks or not is_quiet():
         return False
     attn, ffn = block.attn, block.ffn
+    if not is_plain(attn.output_proj, Linear):
+        return False
     layers = attn.q_proj, attn.k_proj, attn.v_proj, attn.output_proj, ffn.w1, ffn.w2, ffn.w3, block.ln1, block.ln2
     return (
-        type(x) is Tensor
-        and _are_plain([layer.weight for layer in layers], x)
-        and is_plain(attn.output_proj, Linear)
+        _are_plain([layer.weight for layer in layers], x)
         and is_plain(block.dropout, Dropout)
-        and not (block.training and (block.dropout.p or attn.dropout))
+        and not (block.dropout.training and block.dropout.p) and not (attn.training and attn.dropout)
         and attn.pattern is None
         and (attn.rope is None or is_plain(attn.rope, RotaryEmbedding))
         and (mask is None or _hides_keys(mask, len(x), attn.window, cache.length + 1))
@@ -121,10 +121,10 @@ def _attended(attn: Any, projections: Array, mask: Any, positions: Any, cache: A
     """The heads' outputs (batch, heads · d) from the three projections (features, batch)."""
     batch, heads, shared, size = projections.shape[1], attn.num_heads, attn.num_kv_heads, attn.head_dim
     x = np.ascontiguousarray(projections.T).reshape(batch, -1, 1, size)
-    turned, v = x[:, : heads + shared], x[:, heads + shared :]
+    pair, v = x[:, : heads + shared], x[:, heads + shared :]
     if attn.rope is not None:
-        turned = definition(np, turned, *attn.rope.at(cache.length, positions, x.dtype), attn.rope.layout)
-    q, k = turned[:, :heads].reshape(batch * shared, heads // shared, size), turned[:, heads:]
+        pair = turned(pair, *attn.rope.at(cache.length, positions, x.dtype), attn.rope.layout)
+    q, k = pair[:, :heads].reshape(batch * shared, heads // shared, size), pair[:, heads:]
     rooms, first, stop = cache.hold(attn, k, v)
     keys, values = (room.reshape(batch * shared, *room.shape[2:]) for room in rooms)
     seen = None if mask is None else np.repeat(mask[:, 0, 0, first - stop :], shared, axis=0)

@@ -77,6 +77,8 @@ class TransformerBlock(Module):
         cache: KVCache | None = None,
     ) -> Tensor:
         """The block applied to ``x`` (..., T, d_model); the other arguments are those of MultiHeadAttention."""
+        if cache is not None and self._is_unwatched(x) and decoding.fits(self, x, attn_mask, positions, cache):
+            return decoding.position(self, x, attn_mask, positions, cache)
         check_sequences(x)
         options: dict[str, Any] = {
             "attn_mask": attn_mask,
@@ -85,8 +87,6 @@ class TransformerBlock(Module):
             "cache": cache,
         }
         if self._is_unwatched(x):
-            if decoding.fits(self, x, attn_mask, positions, cache):
-                return decoding.position(self, x, attn_mask, positions, cache)
             return self._fused(x, options)
         x = x + self.dropout(self.attn(self.ln1(x), **options))
         return x + self.dropout(self.ffn(self.ln2(x)))

@@ -29,7 +29,7 @@ ELEMENT_NS = {"interleaved": 0.3, "half": 1.5}  # time of an element on one core
 _angles = np.linspace(-1.0, 1.0, 6).reshape(3, 2)
 
 
-def definition(xp: Any, x: Any, cos: Any, sin: Any, layout: str = "interleaved") -> Any:
+def _formula(xp: Any, x: Any, cos: Any, sin: Any, layout: str = "interleaved") -> Any:
     """The definition, in the functions of a module."""
     a, b = _pairs(x, layout)
     turned = a * cos - b * sin, a * sin + b * cos
@@ -42,7 +42,7 @@ def _pairs(x: Any, layout: str) -> tuple[Any, Any]:
     return (x[..., :half], x[..., half:]) if layout == "half" else (x[..., ::2], x[..., 1::2])
 
 
-@primitive(torch=definition, numpy=definition, flops=lambda x: 3 * x.size, samples=[
+@primitive(torch=_formula, numpy=_formula, flops=lambda x: 3 * x.size, samples=[
     sample((2, 3, 4), np.cos(_angles), np.sin(_angles)),
     sample((2, 3, 4), np.cos(_angles), np.sin(_angles), layout="half"),
     sample((2, 3, 4), (3, 2), (2, 1, 1)),
@@ -65,7 +65,7 @@ def apply_rope(x: Array, cos: Array, sin: Array, layout: str = "interleaved") ->
     cos, sin = cos.astype(wide, copy=False), sin.astype(wide, copy=False)
     if array_module(x) is not np:
         return gpu_rope.turned(x, cos, sin, layout)
-    return _turned(x.astype(wide, copy=False), cos, sin, layout).astype(x.dtype, copy=False)
+    return turned(x.astype(wide, copy=False), cos, sin, layout).astype(x.dtype, copy=False)
 
 
 def _cos_rule(g: Any, x: Any, cos_shape: Any, layout: str) -> Any:
@@ -105,10 +105,10 @@ def _check(x: Any, cos: Any, sin: Any, layout: str) -> None:
 # ---- the NumPy kernel -----------------------------------------------------------------------------------------------
 
 
-def _turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
+def turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
     """The turn of x, in the memory order of x, so that views with transposed heads are read and written in place."""
     if x.ndim == 1:
-        return _turned(x[None], cos, sin, layout)[0]
+        return turned(x[None], cos, sin, layout)[0]
     x = x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
     out = np.empty_like(x)
     if not x.size:

@@ -52,7 +52,8 @@ def fits(block: Any, x: Any, mask: Any, positions: Any, cache: Any) -> bool:
     return (
         _are_plain([layer.weight for layer in layers], x)
         and is_plain(block.dropout, Dropout)
-        and not (block.dropout.training and block.dropout.p) and not (attn.training and attn.dropout)
+        and not (block.dropout.training and block.dropout.p)
+        and not (attn.training and attn.dropout)
         and attn.pattern is None
         and (attn.rope is None or is_plain(attn.rope, RotaryEmbedding))
         and (mask is None or _hides_keys(mask, len(x), attn.window, cache.length + 1))

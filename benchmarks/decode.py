@@ -60,7 +60,7 @@ def writers(model: nn.TransformerLM) -> dict[str, Writer]:
         with tempfile.TemporaryDirectory() as folder:
             nn.save_llama(model, folder)
             load = transformers.AutoModelForCausalLM.from_pretrained
-            models = {kind: load(folder, attn_implementation=kind).eval() for kind in ("sdpa", "eager")}
+            models = {kind: load(folder, attn_implementation=kind) for kind in ("sdpa", "eager")}
         found["transformers.generate"] = partial(generated, models["sdpa"])
         for kind, theirs in models.items():
             for cache in ("dynamic", "static"):

@@ -124,7 +124,8 @@ def _attended(attn: Any, projections: Array, mask: Any, positions: Any, cache: A
     x = np.ascontiguousarray(projections.T).reshape(batch, -1, 1, size)
     pair, v = x[:, : heads + shared], x[:, heads + shared :]
     if attn.rope is not None:
-        pair = turned(pair, *attn.rope.at(cache.length, positions, x.dtype), attn.rope.layout)
+        cos, sin = attn.rope.at(cache.length, positions, x.dtype)
+        pair = turned(pair, cos, sin, attn.rope.layout)
     q, k = pair[:, :heads].reshape(batch * shared, heads // shared, size), pair[:, heads:]
     rooms, first, stop = cache.hold(attn, k, v)
     keys, values = (room.reshape(batch * shared, *room.shape[2:]) for room in rooms)

@@ -3,8 +3,9 @@
     pip install -e '.[hf]'            # without transformers, minigrad is measured alone
     python benchmarks/decode.py
 
-``nn.generate`` with temperature 0, from random weights, and in turn with it ``generate`` of Hugging Face's transformers
-on the same model, exported; both must write the same tokens. Each position reads every weight once, whatever the size
+``nn.generate`` with temperature 0, from random weights, and in turn with it Hugging Face's transformers on the same
+model, exported: its ``generate``, and bare loops over its forward pass, with both kinds of attention and of caches. All
+must write the same tokens. Each position reads every weight once, whatever the size
 of the batch; so for a batch of 1 the floor is the time to read them, measured as one matrix-vector product of as many
 bytes.
 """
@@ -16,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,15 +59,34 @@ def writers(model: nn.TransformerLM) -> dict[str, Writer]:
         torch.set_num_threads(mg.get_num_threads())
         with tempfile.TemporaryDirectory() as folder:
             nn.save_llama(model, folder)
-            theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
-
-        def write(prompt: np.ndarray, count: int) -> np.ndarray:
-            ids = torch.tensor(prompt)
-            options = {"max_new_tokens": count, "do_sample": False, "attention_mask": torch.ones_like(ids)}
-            return np.asarray(theirs.generate(ids, **options))
-
-        found["transformers"] = write
+            load = transformers.AutoModelForCausalLM.from_pretrained
+            models = {kind: load(folder, attn_implementation=kind) for kind in ("sdpa", "eager")}
+        found["transformers.generate"] = partial(generated, models["sdpa"])
+        for kind, theirs in models.items():
+            for cache in ("dynamic", "static"):
+                found[f"a loop, {kind}, {cache} cache"] = partial(looped, theirs, cache)
     return found
+
+
+def generated(model: Any, prompt: np.ndarray, count: int) -> np.ndarray:
+    """A text by ``generate`` of transformers."""
+    ids = torch.tensor(prompt)
+    options = {"max_new_tokens": count, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    return np.asarray(model.generate(ids, **options))
+
+
+def looped(model: Any, kind: str, prompt: np.ndarray, count: int) -> np.ndarray:
+    """A text by the forward pass of transformers alone, with a cache of this kind."""
+    static = {"config": model.config, "max_cache_len": prompt.shape[1] + count}
+    cache = transformers.StaticCache(**static) if kind == "static" else transformers.DynamicCache()
+    new = ids = torch.tensor(prompt)
+    with torch.inference_mode():
+        for start in range(prompt.shape[1], prompt.shape[1] + count):
+            place = torch.arange(start - new.shape[1], start)
+            logits = model(new, past_key_values=cache, cache_position=place, logits_to_keep=1).logits
+            new = logits[:, -1:].argmax(-1)
+            ids = torch.cat([ids, new], 1)
+    return np.asarray(ids)
 
 
 def check_same(found: dict[str, Writer], prompt: np.ndarray, count: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array, array_module, to_device
+from minigrad.backend import Array, array_module, array_of, to_device
 from minigrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from minigrad.messages.explain import describe, explained
 from .checks import check_sizes
@@ -106,6 +106,16 @@ class KVCache:
         what is dropped depends on the positions that count alone.
         """
         _check_unrecorded(k, v)
+        _, first, stop = self.hold(attention, k, v)
+        held = self._own[attention]
+        k, v = held.upto(stop + held.gone, first + held.gone, self.sinks)
+        return asarray(k), asarray(v)
+
+    def hold(self, attention: Any, k: Any, v: Any) -> tuple[tuple[Array, Array], int, int]:
+        """``extend`` in place: the rooms (..., heads, size, d) of a layer, and from where to where the new ones see.
+
+        The sinks, which stand before, are seen besides.
+        """
         stop, window = self.length + k.shape[-2], self._window(attention, k.shape[-2])
         gone = int(max(0, self.length + 1 - window - self.sinks))
         held = self._own.get(attention)
@@ -116,10 +126,9 @@ class KVCache:
             size = max(stop - gone, int(min(self.max_length, self.sinks + 2 * window)))
             held = self._moved(held, k, v, size, gone)
         for room, new in zip(held.rooms, (k, v), strict=True):
-            room[..., self.length - held.gone : stop - held.gone, :] = asarray(new).data
+            room[..., self.length - held.gone : stop - held.gone, :] = array_of(new)
         self._own[attention] = held
-        k, v = held.upto(stop, gone, self.sinks)
-        return asarray(k), asarray(v)
+        return held.rooms, gone - held.gone, stop - held.gone
 
     def _window(self, attention: Any, count: int) -> float:
         """How many positions a query of a layer sees, sinks not counted; refuses ``count`` new ones if too many."""

@@ -124,6 +124,12 @@ class RotaryEmbedding(Module):
         turned: Tensor = F.apply_rope(x, cos, sin, self.layout)
         return turned
 
+    def at(self, position: int, positions: Any, dtype: Any) -> tuple[NDArray, NDArray]:
+        """Cosines and sines on the CPU of one position, or of ``positions`` (batch, 1) with an axis for the heads."""
+        limit = sys.maxsize if self.endless else self.max_seq_len
+        place = range(position, position + 1) if positions is None else asarray(positions).data[:, None]
+        return self._turns(checked_positions(place, 1, "cpu", "max_seq_len", limit), dtype, "cpu")
+
     def _turns(self, place: Any, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
         """Cosines and sines of positions, which are rows of the tables where those reach so far."""
         counted, far = isinstance(place, slice), self.max_seq_len

@@ -13,6 +13,7 @@ from minigrad.backend import DType
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.kernels.attention_patterns import BlockPattern
 from minigrad.tensor import Tensor, TensorLike
+from . import decoding
 from . import functional as F
 from .activation import Dropout
 from .attention import MultiHeadAttention, check_sequences, head_sizes
@@ -81,6 +82,8 @@ class TransformerBlock(Module):
         cache: KVCache | None = None,
     ) -> Tensor:
         """The block applied to ``x`` (..., T, d_model); the other arguments are those of MultiHeadAttention."""
+        if cache is not None and self._is_unwatched(x) and decoding.fits(self, x, attn_mask, positions, cache):
+            return decoding.position(self, x, attn_mask, positions, cache)
         check_sequences(x)
         options: dict[str, Any] = {
             "attn_mask": attn_mask,
@@ -249,7 +252,7 @@ class TransformerLM(Module):
     def next_logits(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
         """Logits (batch, vocab) of the token that follows the last one: the others aren't computed."""
         with unrecorded(cache):
-            return self.lm_head(self.hidden(tokens, cache)[..., -1, :])
+            return decoding.logits(self.lm_head, self.hidden(tokens, cache)[..., -1, :])
 
     def loss(
         self,

@@ -64,7 +64,7 @@ def apply_rope(x: Array, cos: Array, sin: Array, layout: str = "interleaved") ->
     cos, sin = cos.astype(wide, copy=False), sin.astype(wide, copy=False)
     if array_module(x) is not np:
         return gpu_rope.turned(x, cos, sin, layout)
-    return _turned(x.astype(wide, copy=False), cos, sin, layout).astype(x.dtype, copy=False)
+    return turned(x.astype(wide, copy=False), cos, sin, layout).astype(x.dtype, copy=False)
 
 
 def _cos_rule(g: Any, x: Any, cos_shape: Any, layout: str) -> Any:
@@ -104,10 +104,10 @@ def _check(x: Any, cos: Any, sin: Any, layout: str) -> None:
 # ---- the NumPy kernel -----------------------------------------------------------------------------------------------
 
 
-def _turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
+def turned(x: Array, cos: Array, sin: Array, layout: str) -> Array:
     """The turn of x, in the memory order of x, so that views with transposed heads are read and written in place."""
     if x.ndim == 1:
-        return _turned(x[None], cos, sin, layout)[0]
+        return turned(x[None], cos, sin, layout)[0]
     x = x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
     out = np.empty_like(x)
     if not x.size:

@@ -85,7 +85,8 @@ def position(block: Any, x: Tensor, mask: Any, positions: Any, cache: Any) -> Te
 def logits(head: Any, x: Tensor) -> Tensor:
     """``head(x)`` of rows (batch, d_model), by the product that is fast for a few of them where nothing watches it."""
     weight = getattr(head, "weight", None)
-    if type(x) is not Tensor or not (is_quiet() and is_plain(head, Linear) and _are_plain([weight], x)):
+    fit = type(x) is Tensor and x.ndim == 2 and is_quiet()
+    if not (fit and is_plain(head, Linear) and _are_plain([weight], x)):
         return head(x)  # type: ignore[no-any-return]
     with blas_threads(1):
         return asarray(np.ascontiguousarray(products(x.data.T, head).T))

@@ -165,6 +165,7 @@ def definition_products(operation: Any, args: Any, kwargs: Any) -> int:
 FUSED = [operation for operation in mg.REGISTRY.values() if isinstance(operation, Fused)]
 CALLS = [(op, args, kwargs) for op in FUSED for args, kwargs in sample_inputs(op, rng=0)]
 WHOLE = [call for call in CALLS if definition_products(*call) and not {"is_causal", "window"} & call[2].keys()]
+WHOLE = [call for call in WHOLE if call[0].name != "linear_attention"]  # whose kernel has a state in place of weights
 
 
 def test_every_fused_operation_that_multiplies_matrices_has_a_formula() -> None:
@@ -185,6 +186,14 @@ def test_forward_formulas_count_the_products_of_the_definition(operation: Any, a
     takes_bias = operation.name in ("linear", "convolution", "transposed_convolution")
     bias = out.size if takes_bias and len(args) > 2 and args[2] is not None else 0
     assert [row.flop for row in p.rows] == [expected + bias]
+
+
+def test_linear_attention_counts_the_products_with_its_state() -> None:
+    """Features of keys times values, and of queries times that: 5 keys, 7 queries, 4 features, 3 values."""
+    q, k, v = (mg.ones(shape) for shape in ((7, 4), (5, 4), (5, 3)))
+    with mg.profile() as p, mg.no_grad():
+        F.linear_attention(q, k, v, feature_map="identity")
+    assert [row.flop for row in p.rows] == [2 * 5 * 4 * 3 + 2 * 7 * 4 * 3]
 
 
 # ---- calls and bytes ------------------------------------------------------------------------------------------------

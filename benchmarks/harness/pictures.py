@@ -1,0 +1,44 @@
+"""Curves beside each other in a small SVG, by matplotlib; the same results give the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "minigrad", "font.size": 9}
+
+
+class Panel(NamedTuple):
+    """Curves by their names: points (x, y, scatter)."""
+
+    title: str
+    x: str
+    y: str
+    curves: dict[str, Sequence[tuple[float, float, float]]]
+    log_y: bool = False
+    ticks: Sequence[int] = ()  # of x, by default powers of ten
+
+
+def draw(path: Path, panels: Sequence[Panel], styles: Callable[[str], dict[str, Any]] = lambda name: {}) -> None:
+    """Write the panels to ``path``, in one row under one legend; x is logarithmic."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y, xscale="log")
+            if panel.log_y:
+                axes.set_yscale("log")
+            if panel.ticks:
+                axes.set_xticks(panel.ticks, [str(tick) for tick in panel.ticks], minor=False)
+                axes.set_xticks([], minor=True)
+            for i, (name, points) in enumerate(panel.curves.items()):
+                drawn = {"marker": "os^vD*PX<>"[i % 10], "color": f"C{i % 10}", "markersize": 4, "linewidth": 1}
+                x, y, scatter = zip(*points, strict=True) if points else ((), (), ())
+                axes.errorbar(x, y, scatter, label=name, capsize=2, **{**drawn, **styles(name)})
+            axes.grid(alpha=0.3)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", frameon=False)
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})

@@ -3,11 +3,11 @@
     python benchmarks/attention_study.py                             all that isn't in the results yet; an hour and more
     python benchmarks/attention_study.py --tasks recall --kinds full window
     python benchmarks/attention_study.py --trials 0 --plot docs      no training: the tables and pictures of the results
-    python benchmarks/attention_study.py --quick                     a few updates of each, to see that it runs
+    python benchmarks/attention_study.py --quick                     two updates in each trial, to see that it runs
 
 - recall: pairs of keys and values, then keys that ask (study/recall.py); accuracy, by the size of a head
-- language: the trainers' ten plays in 1 024 tokens (study/language.py); validation loss, with a longer context, and on
-  tokens that repeat a bigram
+- language: the trainers' ten plays in a vocabulary of 512 (study/language.py); validation loss, with a longer context,
+  and on tokens that repeat a bigram
 
 Every kind and size is trained once at each learning rate, from seed 0, and at the best one from two more seeds. A
 trial takes one thread and is kept as soon as it is done: the program goes on where it ended, and may run several times
@@ -38,23 +38,26 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "attention_study.jsonl"
 PAGE = ROOT / "docs" / "attention.md"
 SEEDS = (0, 1, 2)
-QUICK = 3  # updates
 Found = dict[str, Any]
 Column = Callable[[Found], float]
 
 
 class Task(NamedTuple):
-    """A way to train and judge a model, the sizes of a head and the rates to try, and what makes a result better."""
+    """A way to train and judge a model, a kind's sizes of a head, the rates to try, and what makes a result better."""
 
     trial: Callable[..., Found]
-    sizes: tuple[int, ...]
+    sizes: Callable[[str], tuple[int, ...]]
     rates: tuple[float, ...]
     score: Callable[[Found], float]
 
 
 TASKS = {
-    "recall": Task(recall.trial, (8, 16, 32), (0.003, 0.006), lambda found: sum(found["accuracy"].values())),
-    "language": Task(language.trial, (32,), (0.002, 0.004, 0.008), lambda found: -found["loss"]),
+    "recall": Task(
+        recall.trial, lambda kind: KINDS[kind].heads, (0.003, 0.006), lambda found: sum(found["accuracy"].values())
+    ),
+    "language": Task(
+        language.trial, lambda kind: (language.HEAD,), (0.002, 0.004, 0.008), lambda found: -found["loss"]
+    ),
 }
 
 
@@ -89,7 +92,7 @@ def trials(tasks: Sequence[str], kinds: Sequence[str], results: Results) -> Iter
     for seed in SEEDS:
         for task in tasks:
             for kind in kinds:
-                for size in TASKS[task].sizes:
+                for size in TASKS[task].sizes(kind):
                     best = best_rate(results, task, kind, size)
                     rates = TASKS[task].rates if seed == SEEDS[0] else [best] if best else []
                     missing = [Trial(task, kind, size, rate, seed) for rate in rates]
@@ -97,14 +100,14 @@ def trials(tasks: Sequence[str], kinds: Sequence[str], results: Results) -> Iter
 
 
 def run(
-    tasks: Sequence[str], kinds: Sequence[str], results: Results, path: Path | None, most: float, **cut: Any
+    tasks: Sequence[str], kinds: Sequence[str], results: Results, path: Path | None, most: float, quick: bool
 ) -> None:
-    """Train what is missing, ``most`` of it, and keep each result; ``cut`` holds the updates, where they are fewer."""
+    """Train what is missing, ``most`` of it, and keep each result."""
     for number, trial in enumerate(trials(tasks, kinds, results)):
         if number >= most:
             break
         start = time.process_time()
-        found = TASKS[trial.task].trial(KINDS[trial.kind], *trial[2:], **cut)
+        found = TASKS[trial.task].trial(KINDS[trial.kind], *trial[2:], quick)
         results[trial] = found = {**found, "seconds": round(time.process_time() - start, 1)}
         print(*trial, found, flush=True)
         if path is not None:
@@ -145,11 +148,12 @@ def table(results: Results, task: str) -> str:
     """A row for each kind and size: its state and rate, and mean and scatter of each column over the seeds."""
     rows, digits = [], DIGITS[task]
     for kind in KINDS:
-        for head_dim in TASKS[task].sizes:
+        for head_dim in TASKS[task].sizes(kind):
             if of := of_seeds(results, task, kind, head_dim):
                 named = [f"{of[0]['state']}", f"{of[0]['parameters']}", f"{best_rate(results, task, kind, head_dim)}"]
                 spreads = [spread([column(found) for found in of]) for column in COLUMNS[task].values()]
-                figures = [f"{mean:.{digits}f} ± {scatter:.{digits}f}" for mean, scatter in spreads]
+                scatter = [f" ± {of_one:.{digits}f}" if len(of) > 1 else "" for _, of_one in spreads]
+                figures = [f"{mean:.{digits}f}{more}" for (mean, _), more in zip(spreads, scatter, strict=True)]
                 rows.append([kind, str(head_dim), *named, str(len(of)), *figures])
     return tables.table(["attention", "head", "state", "parameters", "rate", "seeds", *COLUMNS[task]], rows)
 
@@ -162,7 +166,7 @@ def over_state(results: Results, task: str, column: Column) -> dict[str, list[tu
     return {
         kind: [
             (of[0]["state"], *spread([column(found) for found in of]))
-            for head_dim in TASKS[task].sizes
+            for head_dim in TASKS[task].sizes(kind)
             if (of := of_seeds(results, task, kind, head_dim))
         ]
         for kind in KINDS
@@ -171,27 +175,24 @@ def over_state(results: Results, task: str, column: Column) -> dict[str, list[tu
 
 def over_context(results: Results) -> dict[str, list[tuple[float, float, float]]]:
     """A curve for each kind: the validation loss with contexts of other lengths."""
-    found = {kind: of_seeds(results, "language", kind, TASKS["language"].sizes[0]) for kind in KINDS}
+    found = {kind: of_seeds(results, "language", kind, language.HEAD) for kind in KINDS}
     return {
         kind: [(n, *spread([column(one) for one in of])) for n, column in LOSSES.items() if of]
         for kind, of in found.items()
     }
 
 
-def draw(results: Results, folder: Path) -> None:
-    """attention-recall.svg: accuracy over the state. attention-language.svg: loss over the state and the context."""
+def panels(results: Results, task: str) -> list[pictures.Panel]:
+    """Of recall: accuracy over the state. Of language: loss over the state, and over the context."""
     state, loss = "numbers in the state", "nats a token"
-    accuracies = [
-        pictures.Panel(name, state, "right answers, %", over_state(results, "recall", column))
-        for name, column in COLUMNS["recall"].items()
-    ]
-    pictures.draw(folder / "attention-recall.svg", accuracies)
-    losses = [
-        pictures.Panel(title, state, loss, over_state(results, "language", entry(name)))
-        for title, name in (("all tokens", "loss"), ("tokens that repeat a rare bigram", "rare repeats"))
-    ]
-    contexts = pictures.Panel("longer contexts", "T", loss, over_context(results), ticks=tuple(LOSSES))
-    pictures.draw(folder / "attention-language.svg", [*losses, contexts])
+    if task == "recall":
+        return [
+            pictures.Panel(name, state, "right answers, %", over_state(results, task, column))
+            for name, column in COLUMNS[task].items()
+        ]
+    parts = {"all tokens": "loss", "tokens that repeat a rare bigram": "rare repeats"}
+    made = [pictures.Panel(title, state, loss, over_state(results, task, entry(name))) for title, name in parts.items()]
+    return [*made, pictures.Panel("longer contexts", "T", loss, over_context(results), ticks=tuple(LOSSES))]
 
 
 def page(results: Results) -> str:
@@ -209,23 +210,20 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--trials", type=int, metavar="N", help="train at most so often (default: until all is there)")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help=f"(default: {RESULTS.name})")
-    parser.add_argument("--quick", action="store_true", help="a few updates, which are not kept")
+    parser.add_argument("--quick", action="store_true", help="two updates in each trial, and nothing kept")
     parser.add_argument("--write", action="store_true", help=f"put the tables into docs/{PAGE.name}")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the pictures there")
     options = parser.parse_args()
     mg.set_num_threads(1)
     most = math.inf if options.trials is None else options.trials
     results = {} if options.quick else read(options.results)
-    if options.quick:
-        run(options.tasks, options.kinds, results, None, most, updates=QUICK)
-    else:
-        run(options.tasks, options.kinds, results, options.results, most)
+    run(options.tasks, options.kinds, results, None if options.quick else options.results, most, options.quick)
     for task in options.tasks:
         print(f"\n{table(results, task)}")
     if options.write:
         PAGE.write_text(page(results))
-    if options.plot:
-        draw(results, options.plot)
+    for task in options.tasks if options.plot else []:
+        pictures.draw(options.plot / f"attention-{task}.svg", panels(results, task))
     tables.write_json(options.json, [{**trial._asdict(), "found": found} for trial, found in results.items()])
 
 

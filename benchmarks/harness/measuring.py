@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,15 @@ def reset_peak() -> None:
     clear = Path("/proc/self/clear_refs")
     if clear.exists():
         clear.write_text("5")
+
+
+def held_mb(cache: Any) -> float:
+    """What a KVCache has allocated in all layers, in MB."""
+
+    def nbytes(held: Any) -> int:
+        return sum(map(nbytes, held)) if isinstance(held, tuple) else getattr(held, "nbytes", 0)
+
+    return nbytes(tuple(cache._own.values())) / 2**20
 
 
 def median_seconds(call: Callable[[], object], seconds: float, least: int = 3) -> float:

@@ -13,8 +13,9 @@ import minigrad as mg
 import nn
 from study.models import Kind, size, train
 
-LENGTH, LONGER, VOCABULARY = 256, (512, 1024), 1024
-WIDTH, LAYERS, HEADS, BATCH, UPDATES = 64, 4, 2, 4, 1000
+LENGTH, LONGER, VOCABULARY = 256, (512, 1024), 512
+HEAD = 32
+WIDTH, LAYERS, HEADS, BATCH, UPDATES = 64, 2, 2, 4, 1000
 RARE = 20  # bigrams that come at most so often in the training text
 PARTS = ("loss", "repeats", "rare repeats", "others")  # of the validation tokens: all, those that repeat a bigram …
 
@@ -65,16 +66,15 @@ def batches(seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield blocks.draw()
 
 
-def trial(kind: Kind, head_dim: int, rate: float, seed: int, updates: int = UPDATES) -> dict[str, Any]:
+def trial(kind: Kind, head_dim: int, rate: float, seed: int, quick: bool = False) -> dict[str, Any]:
     """Train a model, and give its losses in nats a token; "longer" has those with contexts of more tokens."""
     sizes = {"vocab_size": VOCABULARY, "context_length": max(LONGER), "d_model": WIDTH, "num_heads": HEADS}
     model = kind.model(LAYERS, LENGTH, head_dim=head_dim, generator=seed, **sizes)
-    *_, last = train(model, batches(seed), updates, rate)
-    quick = updates < UPDATES
+    *_, last = train(model, batches(seed), 2 if quick else UPDATES, rate)
     model.eval()
     validation = corpus().validation[: 2 * max(LONGER) if quick else None]
     longer = {}
     for length in LONGER:
         total, count = nn.total_loss(model, validation, length)
         longer[str(length)] = total / count
-    return {**losses_apart(model, int(quick)), "longer": longer, "training": last, **size(model, LENGTH)}
+    return {**losses_apart(model, 1 if quick else 0), "longer": longer, "training": last, **size(model, LENGTH)}

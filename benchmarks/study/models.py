@@ -13,10 +13,11 @@ import optim
 
 
 class Kind(NamedTuple):
-    """The attention of a model's layers, in turn, and the options that it needs."""
+    """The attention of a model's layers, in turn, its options, and the sizes of a head that learn recall with it."""
 
     layers: tuple[str, ...]
     options: Mapping[str, Any] = MappingProxyType({})
+    heads: tuple[int, ...] = (16,)
 
     def model(self, num_layers: int, length: int, **options: Any) -> nn.TransformerLM:
         """A model that is trained on sequences of ``length`` tokens; a window is an eighth of it."""
@@ -26,7 +27,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "full": Kind(("full",)),
+    "full": Kind(("full",), heads=(8, 16, 32)),
     "window": Kind(("window",)),
 }
 

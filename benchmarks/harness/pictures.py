@@ -1,10 +1,10 @@
-"""Curves beside each other in a small SVG, by matplotlib; the same results give the same file."""
+"""Curves beside each other in a small SVG, by matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "minigrad", "font.size": 9}
 
@@ -20,7 +20,7 @@ class Panel(NamedTuple):
     ticks: Sequence[int] = ()  # of x, by default powers of ten
 
 
-def draw(path: Path, panels: Sequence[Panel], styles: Callable[[str], dict[str, Any]] = lambda name: {}) -> None:
+def draw(path: Path, panels: Sequence[Panel]) -> None:
     """Write the panels to ``path``, in one row under one legend; x is logarithmic."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -35,9 +35,11 @@ def draw(path: Path, panels: Sequence[Panel], styles: Callable[[str], dict[str, 
                 axes.set_xticks(panel.ticks, [str(tick) for tick in panel.ticks], minor=False)
                 axes.set_xticks([], minor=True)
             for i, (name, points) in enumerate(panel.curves.items()):
+                if not points:
+                    continue
                 drawn = {"marker": "os^vD*PX<>"[i % 10], "color": f"C{i % 10}", "markersize": 4, "linewidth": 1}
-                x, y, scatter = zip(*points, strict=True) if points else ((), (), ())
-                axes.errorbar(x, y, scatter, label=name, capsize=2, **{**drawn, **styles(name)})
+                x, y, scatter = zip(*points, strict=True)
+                axes.errorbar(x, y, scatter, label=name, capsize=2, **drawn)
             axes.grid(alpha=0.3)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right upper", frameon=False)

@@ -15,7 +15,7 @@ from study.models import Kind, size, train
 
 LENGTH, LONGER, VOCABULARY = 256, (512, 1024), 512
 HEAD = 32
-WIDTH, LAYERS, HEADS, BATCH, UPDATES = 64, 2, 2, 4, 1000
+WIDTH, LAYERS, HEADS, BATCH, UPDATES = 64, 2, 2, 8, 1000
 RARE = 20  # bigrams that come at most so often in the training text
 PARTS = ("loss", "repeats", "rare repeats", "others")  # of the validation tokens: all, those that repeat a bigram …
 

@@ -59,7 +59,11 @@ def blocks(length: int) -> nn.BlockPattern:
 
 def model_options(kind: str, length: int) -> dict[str, Any]:
     """What the function and the model take for a kind, for up to ``length`` tokens."""
-    of_kinds = {"full": {}, "window": {"window": WINDOW}, "blocks": {"pattern": blocks(length)}}
+    of_kinds: dict[str, dict[str, Any]] = {
+        "full": {},
+        "window": {"window": WINDOW},
+        "blocks": {"pattern": blocks(length)},
+    }
     return of_kinds[kind]
 
 
@@ -108,7 +112,14 @@ def torch_step(kind: str, length: int) -> Callable[[], list[np.ndarray]]:
 def decoding(kind: str, length: int) -> tuple[float, float]:
     """ms of a token that a model of one layer decodes after ``length`` ones, and MB of its cache."""
     width, room = HEADS * SIZE, length + DECODED + 1
-    sizes = {"vocab_size": 2, "context_length": room, "d_model": width, "d_ff": 1, "num_layers": 1, "num_heads": HEADS}
+    sizes: dict[str, Any] = {
+        "vocab_size": 2,
+        "context_length": room,
+        "d_model": width,
+        "d_ff": 1,
+        "num_layers": 1,
+        "num_heads": HEADS,
+    }
     model = nn.TransformerLM(**sizes, **model_options(kind, room))
     cache = nn.KVCache(model, room)
     model.next_logits(np.zeros((1, length), int), cache)

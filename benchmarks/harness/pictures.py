@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "minigrad", "font.size": 9}
+STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "minigrad", "font.size": 9}
 
 
 class Panel(NamedTuple):
@@ -15,7 +15,7 @@ class Panel(NamedTuple):
     title: str
     x: str
     y: str
-    curves: dict[str, Sequence[tuple[float, float, float]]]
+    curves: Mapping[str, Sequence[tuple[float, float, float]]]
     log_y: bool = False
     ticks: Sequence[int] = ()  # of x, by default powers of ten
 
@@ -28,18 +28,17 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y, xscale="log")
-            if panel.log_y:
-                axes.set_yscale("log")
-            if panel.ticks:
-                axes.set_xticks(panel.ticks, [str(tick) for tick in panel.ticks], minor=False)
-                axes.set_xticks([], minor=True)
+            axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
             for i, (name, points) in enumerate(panel.curves.items()):
                 if not points:
                     continue
                 drawn = {"marker": "os^vD*PX<>"[i % 10], "color": f"C{i % 10}", "markersize": 4, "linewidth": 1}
                 x, y, scatter = zip(*points, strict=True)
                 axes.errorbar(x, y, scatter, label=name, capsize=2, **drawn)
+            axes.set(xscale="log", yscale="log" if panel.log_y else "linear")
+            if panel.ticks:
+                axes.set_xticks(panel.ticks, [str(tick) for tick in panel.ticks], minor=False)
+                axes.set_xticks([], minor=True)
             axes.grid(alpha=0.3)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right upper", frameon=False)

@@ -34,7 +34,7 @@ def repeats(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """
     bigrams = inputs * (targets.max() + 1) + targets
     same = bigrams[:, :, None] == bigrams[:, None, :]
-    return np.tril(same, -1).any(axis=-1)
+    return np.asarray(np.tril(same, -1).any(axis=-1))
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def common() -> np.ndarray:
     """The bigrams that come more than RARE times in the training text, as numbers ``first · VOCABULARY + second``."""
     tokens = corpus().training.astype(np.int64)
     bigrams, counts = np.unique(tokens[:-1] * VOCABULARY + tokens[1:], return_counts=True)
-    return bigrams[counts > RARE]
+    return np.asarray(bigrams[counts > RARE])
 
 
 def losses_apart(model: nn.TransformerLM, batches: int = 0) -> dict[str, float]:

@@ -224,7 +224,7 @@ def draw(results: Results, path: Path) -> None:
         )
         for what, title in FIGURES.items()
     ]
-    pictures.draw(path, [panel._replace(log_y=True, ticks=LENGTHS[::2]) for panel in panels])
+    pictures.draw(path, [panel._replace(log_y=True) for panel in panels])
 
 
 def read(path: Path) -> Results:

@@ -56,7 +56,7 @@ TASKS = {
         recall.trial, lambda kind: KINDS[kind].heads, (0.003, 0.006), lambda found: sum(found["accuracy"].values())
     ),
     "language": Task(
-        language.trial, lambda kind: (language.HEAD,), (0.004, 0.008, 0.016), lambda found: -found["loss"]
+        language.trial, lambda kind: (language.HEAD,), (0.008, 0.016, 0.032), lambda found: -found["loss"]
     ),
 }
 
@@ -187,12 +187,12 @@ def panels(results: Results, task: str) -> list[pictures.Panel]:
     state, loss = "numbers in the state", "nats a token"
     if task == "recall":
         return [
-            pictures.Panel(name, state, "right answers, %", over_state(results, task, column))
+            pictures.Panel(name, state, "right answers, %", over_state(results, task, column), limits=(0, 102))
             for name, column in COLUMNS[task].items()
         ]
     parts = {"all tokens": "loss", "tokens that repeat a rare bigram": "rare repeats"}
     made = [pictures.Panel(title, state, loss, over_state(results, task, entry(name))) for title, name in parts.items()]
-    return [*made, pictures.Panel("longer contexts", "T", loss, over_context(results), ticks=tuple(LOSSES))]
+    return [*made, pictures.Panel("longer contexts", "T", loss, over_context(results))]
 
 
 def page(results: Results) -> str:

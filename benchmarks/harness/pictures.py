@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +18,11 @@ class Panel(NamedTuple):
     y: str
     curves: Mapping[str, Sequence[tuple[float, float, float]]]
     log_y: bool = False
-    ticks: Sequence[int] = ()  # of x, by default powers of ten
+    limits: tuple[float, float] | None = None  # of y
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:
-    """Write the panels to ``path``, in one row under one legend; x is logarithmic."""
+    """Write the panels to ``path``, in one row beside one legend; x is logarithmic."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -35,10 +36,11 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
                 drawn = {"marker": "os^vD*PX<>"[i % 10], "color": f"C{i % 10}", "markersize": 4, "linewidth": 1}
                 x, y, scatter = zip(*points, strict=True)
                 axes.errorbar(x, y, scatter, label=name, capsize=2, **drawn)
-            axes.set(xscale="log", yscale="log" if panel.log_y else "linear")
-            if panel.ticks:
-                axes.set_xticks(panel.ticks, [str(tick) for tick in panel.ticks], minor=False)
-                axes.set_xticks([], minor=True)
+            axes.set(xscale="log", yscale="log" if panel.log_y else "linear", ylim=panel.limits)
+            across = [math.log(x, 4) for points in panel.curves.values() for x, _, _ in points] or [0]
+            ticks = [4**n for n in range(math.ceil(min(across)), math.floor(max(across)) + 1)]
+            axes.set_xticks(ticks, [str(tick) for tick in ticks])
+            axes.set_xticks([], minor=True)
             axes.grid(alpha=0.3)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right upper", frameon=False)

@@ -36,6 +36,9 @@ from training.flags import (
     integer,
     kept_path,
     not_negative,
+    number,
+    one_of,
+    spelling,
     text,
     transient_flag,
 )
@@ -77,6 +80,17 @@ class Config(TrainingFlags):
     n_embd: int = flag(128, integer(1), "width of the model")
     d_ff: int | None = flag(None, integer(1), "width inside the feed-forward layers (default: 8/3 of --n-embd)")
     window: int | None = flag(None, integer(1), "tokens that a token sees, itself counted (default: all before it)")
+    attention: tuple[str, ...] | None = flag(
+        None,
+        one_of("full", "window", "linear"),
+        "kinds of attention, in turn over the blocks (default: window with --window, else full)",
+        many=True,
+    )
+    feature_map: str | None = flag(None, one_of("elu+1", "taylor", "identity"), "of linear attention (default: elu+1)")
+    feature_dim: int | None = flag(None, integer(1), "size of queries and keys in linear attention (taylor: 16, say)")
+    decay: float | None = flag(
+        None, number("a number above 0 and up to 1", lambda x: 0 < x <= 1), "of linear attention, a token (default: 1)"
+    )
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     tie_embeddings: bool = flag(False, None, "one matrix for the embeddings and the output")
 
@@ -103,6 +117,13 @@ class Config(TrainingFlags):
                 f"--n-embd, --n-head: expected a width that is a multiple of twice the heads, got {self.n_embd} and "
                 f"{self.n_head}"
             )
+        kinds = self.attention or ("window" if self.window else "full",)
+        if ("window" in kinds) != (self.window is not None):
+            problems.append(f"--window: expected one where --attention has windows, got {self.window} and {kinds}")
+        if len(kinds) > self.n_layer:
+            problems.append(f"--attention: expected no more kinds than --n-layer {self.n_layer}, got {len(kinds)}")
+        if "linear" not in kinds and (given := [spelling(name) for name in LINEAR if getattr(self, name) is not None]):
+            problems.append(f"{', '.join(given)}: expected --attention linear with it, got {kinds}")
         if self.n_kv_head and self.n_head % self.n_kv_head:
             problems.append(f"--n-kv-head: expected a divisor of --n-head {self.n_head}, got {self.n_kv_head}")
         return problems
@@ -140,7 +161,9 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         "num_layers": config.n_layer,
         "num_heads": config.n_head,
         "num_kv_heads": config.n_kv_head,
+        "attention": config.attention and [config.attention[i % len(config.attention)] for i in range(config.n_layer)],
         "window": config.window,
+        "linear": {name: value for name in LINEAR if (value := getattr(config, name)) is not None} or None,
         "d_ff": config.d_ff,
         "dropout": config.dropout,
         "tie_embeddings": config.tie_embeddings,
@@ -163,6 +186,7 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
     return nn.TransformerLM(**arguments, device=config.device)
 
 
+LINEAR = ("feature_map", "feature_dim", "decay")  # flags that are options of linear attention
 SIZES = "--batch-size, --block-size, --n-embd, --n-layer"
 
 

@@ -35,6 +35,7 @@ from .feedforward import FeedForward, SwiGLU
 from .functional_call import functional_call
 from .generation import generate
 from .linear import Embedding, Linear
+from .linear_attention import LinearAttention
 from .llama import load_llama, save_llama
 from .masks import causal_mask, pad_sequences, padding_mask
 from .module import Module
@@ -69,6 +70,7 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LinearAttention",
     "MaxPool1d",
     "MaxPool2d",
     "Module",

@@ -50,7 +50,8 @@ merge_heads.defvjp(
 class MultiHeadAttention(Module):
     """``output_proj(concat(head_1, …, head_h))``, each head attention over projections of its own.
 
-    q_proj, k_proj, v_proj take (..., d_model) to heads of head_dim features (d_model / num_heads if not given). With
+    q_proj, k_proj, v_proj take (..., d_model) to heads of head_dim features (d_model / num_heads if not given), queries
+    and keys to key_dim, if that is another. With
     num_kv_heads < num_heads neighbouring heads share keys and values (grouped-query attention, Ainslie et al. 2023).
     dropout drops attention weights in training. rope, a RotaryEmbedding, turns queries and keys. With bias all four
     projections have one. Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
@@ -73,6 +74,7 @@ class MultiHeadAttention(Module):
         rope: Module | None = None,
         *,
         head_dim: int | None = None,
+        key_dim: int | None = None,
         window: int | None = None,
         pattern: BlockPattern | None = None,
         dtype: DType = None,
@@ -86,11 +88,12 @@ class MultiHeadAttention(Module):
             raise DTypeError("an nn.BlockPattern as pattern", describe(pattern), "a mask is an argument of the call")
         self.window, self.pattern = window, pattern
         self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(d_model, num_heads, num_kv_heads, head_dim)
+        self.key_dim = self.head_dim if key_dim is None else key_dim
         self.dropout = check_probability(dropout)
         wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         kinds: dict[str, Any] = {"dtype": dtype, "device": device, "generator": random.generator(generator)}
-        self.q_proj = Linear(d_model, wide, bias, **kinds)
-        self.k_proj = Linear(d_model, narrow, bias, **kinds)
+        self.q_proj = Linear(d_model, self.num_heads * self.key_dim, bias, **kinds)
+        self.k_proj = Linear(d_model, self.num_kv_heads * self.key_dim, bias, **kinds)
         self.v_proj = Linear(d_model, narrow, bias, **kinds)
         self.output_proj = Linear(wide, d_model, bias, **kinds)
         self.rope = rope
@@ -162,7 +165,7 @@ class MultiHeadAttention(Module):
             k, v = self.k_proj(context), self.v_proj(context)
             return self._turned(k, self.num_kv_heads, None), split_heads(v, self.num_kv_heads)
 
-        q = self._turned(self.q_proj(x), self.num_heads, _places(positions, cache, x.shape[-2]))
+        q = self._turned(self.q_proj(x), self.num_heads, places_of(positions, cache, x.shape[-2]))
         return q, *(keys_and_values() if cache is None else cache.once(self, keys_and_values))
 
     def _own_heads(
@@ -174,7 +177,7 @@ class MultiHeadAttention(Module):
             place = range(k.shape[-2])  # counted within the cache
             k = k if self.rope is None else self.rope(k, place)
             return self._turned(q, self.num_heads, place[len(place) - q.shape[-2] :]), k, v
-        place = _places(positions, cache, q.shape[-2])
+        place = places_of(positions, cache, q.shape[-2])
         k, v = self._turned(k, self.num_kv_heads, place), split_heads(v, self.num_kv_heads)
         k, v = (k, v) if cache is None else cache.extend(self, k, v)
         return self._turned(q, self.num_heads, place), k, v
@@ -233,7 +236,7 @@ def head_sizes(d_model: int, num_heads: int, num_kv_heads: int | None, head_dim:
     return num_heads, num_kv_heads, head_dim
 
 
-def _places(positions: Any, cache: KVCache | None, length: int) -> Any:
+def places_of(positions: Any, cache: KVCache | None, length: int) -> Any:
     """Positions in the form that rope takes, with an axis for the heads; by default they follow those in the cache."""
     if positions is not None:
         positions = asarray(positions).data

@@ -66,7 +66,7 @@ class KVCache:
             raise DTypeError("a language model with a context_length", describe(model), hint)
         check_sizes(max_length=model.context_length if max_length is None else max_length)
         windows: list[Any] = getattr(model, "windows", [None])
-        self._reach = math.inf if None in windows else max(windows)  # how many positions the widest layer sees
+        self._reach = math.inf if None in windows else max(1, *windows)  # how many keys the widest layer sees
         self.max_length: Any = max_length
         if max_length is None:
             self.max_length = math.inf if self._reach < math.inf and not sinks else model.context_length
@@ -77,6 +77,8 @@ class KVCache:
     def _checked_sinks(self, sinks: int, model: Any, windows: list[Any]) -> int:
         if not hasattr(model, "windows"):
             raise ArgumentError("sinks in a model with rope alone", describe(model), "nn.TransformerLM is one")
+        if 0 in windows:
+            raise ArgumentError("no sinks beside linear attention", f"sinks={sinks}", "a state drops no positions")
         check_sizes(sinks=sinks)
         self.max_length = min([self.max_length, *(sinks + window for window in windows if window)])
         if self.max_length <= sinks:
@@ -92,6 +94,8 @@ class KVCache:
                 "sequences of one length, in a cache with sinks", f"padding {padding}", "one after another"
             )
         self._own: dict[Any, Held] = {}  # by attention module
+        self._states: dict[Any, Array] = {}  # those of linear attention, by module and name
+        self._new_states: dict[Any, Array] = {}  # of positions that don't count yet
         self._memory: dict[Any, Pair] = {}  # cross-attention module -> those of the memory
         self._source: Array | None = None  # which sequence each one came from, before ``select``
 
@@ -146,6 +150,19 @@ class KVCache:
     def advance(self, count: int) -> None:
         """Count ``count`` positions as held, once every layer has added them."""
         self.length += count
+        self._states |= self._new_states
+
+    def state(self, attention: Any, name: str) -> Array | None:
+        """The state (batch, …) of linear attention after all positions, None at the beginning."""
+        return self._states.get((attention, name))
+
+    def keep(self, attention: Any, name: str, state: Array) -> None:
+        """Set the state that a layer has after the new positions; it counts once ``advance`` was called."""
+        old = self._states.get((attention, name))
+        if old is not None and old.shape != state.shape:
+            expected, got = f"sequences as before, a state {old.shape}", f"{state.shape}"
+            raise ShapeError(expected, got, "reset() the cache for another batch")
+        self._new_states[attention, name] = state
 
     def places(self, count: int, device: str = "cpu") -> tuple[Any, Any]:
         """Positions (batch, count) of the next ``count`` tokens in their sequences, and a mask of the keys they see.
@@ -171,6 +188,8 @@ class KVCache:
         for layer, held in self._own.items():
             k, v = (self._picked(room, rows, self.length - held.gone) for room in held.rooms)
             self._own[layer] = Held((k, v), held.gone)
+        self._states = {key: _taken(state, rows) for key, state in self._states.items()}
+        self._new_states = {}
         self.padding = None if self.padding is None else self.padding[rows]
         if self._source is None or not np.array_equal(source[rows], source):
             self._memory = {layer: (_taken(k, rows), _taken(v, rows)) for layer, (k, v) in self._memory.items()}

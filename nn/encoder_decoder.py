@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from minigrad import asarray, random
 from minigrad.backend import DType, NDArray
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.kernels.attention_patterns import BlockPattern
 from minigrad.tensor import Tensor, TensorLike
 from .activation import Dropout
 from .attention import MultiHeadAttention
@@ -16,6 +17,7 @@ from .cache import KVCache
 from .checks import as_ids, check_sizes
 from .containers import ModuleList
 from .feedforward import FeedForward
+from .kinds import self_attention, shapes_of
 from .linear import Embedding, Linear, head_loss
 from .masks import padding_mask
 from .module import Module
@@ -35,6 +37,8 @@ class EncoderLayer(Module):
     - dropout: of both branches; attention_dropout, activation_dropout: of the attention weights, and of the units
       inside the feed-forward layer (torch's ``nn.TransformerEncoderLayer`` has its one rate in all four places)
     - activation: "relu", "gelu", "silu" or a function
+    - window, pattern: of the self-attention, see MultiHeadAttention; with options of LinearAttention as ``linear`` that
+      takes its place
 
     Vaswani et al., "Attention is all you need" (2017), section 3.1; Xiong et al., "On Layer Normalization in the
     Transformer Architecture" (2020), for pre-norm.
@@ -56,6 +60,9 @@ class EncoderLayer(Module):
         norm_eps: float = 1e-5,
         attention_dropout: float = 0.0,
         activation_dropout: float = 0.0,
+        window: int | None = None,
+        pattern: BlockPattern | None = None,
+        linear: Mapping[str, Any] | None = None,
         dtype: DType = None,
         device: str | None = None,
         generator: Any = None,
@@ -64,7 +71,8 @@ class EncoderLayer(Module):
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         drawn = {**place, "generator": random.generator(generator)}
         self.norm_first = norm_first
-        self.self_attn = MultiHeadAttention(d_model, num_heads, bias=True, dropout=attention_dropout, **drawn)
+        shape: dict[str, Any] = {"window": window, "pattern": pattern, "dropout": attention_dropout, "bias": True}
+        self.self_attn = self_attention(d_model, num_heads, None, linear, **shape, **drawn)
         self.ffn = FeedForward(d_model, d_ff, activation, activation_dropout, **drawn)
         self.ln1, self.ln2 = (LayerNorm(d_model, norm_eps, **place) for _ in range(2))
         self.dropout = Dropout(dropout)
@@ -106,6 +114,9 @@ class DecoderLayer(EncoderLayer):
         norm_eps: float = 1e-5,
         attention_dropout: float = 0.0,
         activation_dropout: float = 0.0,
+        window: int | None = None,
+        pattern: BlockPattern | None = None,
+        linear: Mapping[str, Any] | None = None,
         dtype: DType = None,
         device: str | None = None,
         generator: Any = None,
@@ -113,6 +124,7 @@ class DecoderLayer(EncoderLayer):
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         drawn = {**place, "generator": random.generator(generator)}
         inner: dict[str, Any] = {"attention_dropout": attention_dropout, "activation_dropout": activation_dropout}
+        inner |= {"window": window, "pattern": pattern, "linear": linear}
         super().__init__(
             d_model, num_heads, d_ff, dropout, activation, norm_first=norm_first, norm_eps=norm_eps, **inner, **drawn
         )
@@ -152,6 +164,8 @@ class Transformer(Module):
     - scale_embeddings: embeddings are multiplied by √d_model, and start with σ = 1/√d_model
     - dropout: of embeddings and branches; activation, attention_dropout, activation_dropout: those of EncoderLayer
     - max_len: the longest source and target; num_decoder_layers: num_layers if not given
+    - attention, window, pattern, linear: the kinds of self-attention as in TransformerLM, in encoder and decoder; the
+      decoder sees the source in full. Linear attention with a decay is causal, and so not for an encoder
     - dtype, device, generator: of the parameters (float32, the CPU) and of the random numbers that they start from
 
     Keys: ``src_embeddings.weight tgt_embeddings.weight {encoder,decoder}.N.{self_attn,cross_attn}.{q,k,v,output}_proj
@@ -183,6 +197,10 @@ class Transformer(Module):
         tie_embeddings: bool = False,
         scale_embeddings: bool = True,
         num_decoder_layers: int | None = None,
+        attention: str | Sequence[str] | None = None,
+        window: int | Sequence[int | None] | None = None,
+        pattern: BlockPattern | Sequence[BlockPattern | None] | None = None,
+        linear: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         attention_dropout: float = 0.0,
         activation_dropout: float = 0.0,
         norm_eps: float = 1e-5,
@@ -212,8 +230,12 @@ class Transformer(Module):
             **drawn,
         }
         sizes = d_model, num_heads, d_ff, dropout, activation
-        self.encoder = ModuleList(EncoderLayer(*sizes, **options) for _ in range(num_layers))
-        self.decoder = ModuleList(DecoderLayer(*sizes, **options) for _ in range(num_decoder_layers))
+        coders, decoders = (
+            shapes_of(count, attention, window=window, pattern=pattern, linear=linear)
+            for count in (num_layers, num_decoder_layers)
+        )
+        self.encoder = ModuleList(EncoderLayer(*sizes, **shape, **options) for shape in coders)
+        self.decoder = ModuleList(DecoderLayer(*sizes, **shape, **options) for shape in decoders)
         final = norm_first if final_norm is None else final_norm
         self.encoder_norm, self.decoder_norm = (
             LayerNorm(d_model, norm_eps, **place) if final else None for _ in range(2)

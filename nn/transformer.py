@@ -9,7 +9,7 @@ from typing import Any
 
 from minigrad import no_grad, random
 from minigrad.backend import DType
-from minigrad.errors import ArgumentError, ShapeError
+from minigrad.errors import ShapeError
 from minigrad.kernels.attention_patterns import BlockPattern
 from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
@@ -19,7 +19,9 @@ from .cache import KVCache
 from .checks import as_ids, check_sizes
 from .containers import ModuleList
 from .feedforward import SwiGLU
+from .kinds import self_attention, shapes_of, turned_size, window_of
 from .linear import Embedding, Linear, head_loss
+from .linear_attention import LinearAttention
 from .module import Module, is_plain
 from .normalization import RMSNorm
 from .positional import RotaryEmbedding
@@ -28,8 +30,9 @@ from .positional import RotaryEmbedding
 class TransformerBlock(Module):
     """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: a pre-norm block of causal attention and SwiGLU, without biases.
 
-    dropout acts on attention weights and on both branches; window and pattern are those of MultiHeadAttention. Xiong et
-    al., "On Layer Normalization in the Transformer Architecture" (2020); Touvron et al., "LLaMA" (2023).
+    dropout acts on attention weights and on both branches; window and pattern are those of MultiHeadAttention.
+    linear are options of LinearAttention, which then takes its place. Xiong et al.,
+    "On Layer Normalization in the Transformer Architecture" (2020); Touvron et al., "LLaMA" (2023).
 
     >>> import minigrad as mg
     >>> TransformerBlock(16, num_heads=2)(mg.ones((2, 5, 16))).shape
@@ -49,6 +52,7 @@ class TransformerBlock(Module):
         head_dim: int | None = None,
         window: int | None = None,
         pattern: BlockPattern | None = None,
+        linear: Mapping[str, Any] | None = None,
         recompute_ffn: bool = False,
         dtype: DType = None,
         device: str | None = None,
@@ -57,11 +61,9 @@ class TransformerBlock(Module):
         super().__init__()
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         drawn = {**place, "generator": random.generator(generator)}
-        shape: dict[str, Any] = {"window": window, "pattern": pattern}
+        shape: dict[str, Any] = {"window": window, "pattern": pattern, "rope": rope, "head_dim": head_dim}
         self.ln1 = RMSNorm(d_model, norm_eps, **place)
-        self.attn = MultiHeadAttention(
-            d_model, num_heads, num_kv_heads, dropout=dropout, rope=rope, head_dim=head_dim, **shape, **drawn
-        )
+        self.attn = self_attention(d_model, num_heads, num_kv_heads, linear, dropout=dropout, **shape, **drawn)
         self.ln2 = RMSNorm(d_model, norm_eps, **place)
         self.ffn = SwiGLU(d_model, d_ff, recompute=recompute_ffn, **drawn)
         self.dropout = Dropout(dropout)
@@ -91,7 +93,7 @@ class TransformerBlock(Module):
     def _is_unwatched(self, x: Any) -> bool:
         """Whether the layers are such as ``__init__`` makes them, without hooks: then their weights say all of them."""
         attn, ffn = self.attn, self.ffn
-        if not (is_plain(attn, MultiHeadAttention) and is_plain(ffn, SwiGLU)):
+        if not ((is_plain(attn, MultiHeadAttention) or is_plain(attn, LinearAttention)) and is_plain(ffn, SwiGLU)):
             return False
         matrices = attn.q_proj, attn.k_proj, attn.v_proj, ffn.w1, ffn.w2, ffn.w3
         return all(is_plain(layer, Linear) and layer.bias is None for layer in matrices) and all(
@@ -120,11 +122,13 @@ class TransformerLM(Module):
     - scale_embeddings: embeddings are multiplied by √d_model
     - dropout: of the embeddings, attention weights and both branches of each block
     - rope_layout, rope_scaling: those of RotaryEmbedding; head_dim: d_model / num_heads if not given
-    - attention: the kind of each layer, "full", "window" or "blocks", or a list of kinds; by default what window and
-      pattern say
+    - attention: the kind of each layer, "full", "window", "blocks" or "linear", or a list of kinds; by default what
+      window, pattern and linear say
     - window: in layers of that kind token i sees tokens j with ``i - window < j <= i``; or a list, None for the others.
       Where all layers have one, the model reads on past context_length, see :class:`KVCache`
     - pattern: the ``nn.BlockPattern`` of layers of the kind "blocks", or a list, as for window
+    - linear: options of :class:`LinearAttention` in layers of the kind "linear", as ``{"feature_map": "taylor",
+      "feature_dim": 16}``, or a list. Such layers have a state instead of keys, and read on as those with a window do
     - recompute_ffn: the feed-forward layers keep less for the backward pass, see SwiGLU; not on a GPU
     - dtype, device, generator: of the parameters (float32, the CPU) and of the random numbers that they start from
 
@@ -157,6 +161,7 @@ class TransformerLM(Module):
         attention: str | Sequence[str] | None = None,
         window: int | Sequence[int | None] | None = None,
         pattern: BlockPattern | Sequence[BlockPattern | None] | None = None,
+        linear: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         recompute_ffn: bool = False,
         dtype: DType = None,
         device: str | None = None,
@@ -172,13 +177,16 @@ class TransformerLM(Module):
         std = 1 / math.sqrt(d_model) if tie_embeddings else 1.0
         self.token_embeddings = Embedding(vocab_size, d_model, std=std, **drawn)
         self.dropout = Dropout(dropout)
-        shapes = shapes_of(num_layers, attention, window, pattern)
-        endless = all(shape["window"] for shape in shapes)
-        rope = RotaryEmbedding(size, context_length, rope_theta, rope_layout, scaling=rope_scaling, endless=endless)
+        shapes = shapes_of(num_layers, attention, window=window, pattern=pattern, linear=linear)
+        endless = all(shape["window"] or shape["linear"] is not None for shape in shapes)
+        turn: dict[str, Any] = {"theta": rope_theta, "layout": rope_layout, "scaling": rope_scaling, "endless": endless}
+        turned = [turned_size(size, shape["linear"]) for shape in shapes]
+        ropes = {d: RotaryEmbedding(d, context_length, **turn) if d else None for d in dict.fromkeys(turned)}
         options: dict[str, Any] = {"num_kv_heads": num_kv_heads, "dropout": dropout, "norm_eps": norm_eps}
         options |= {"recompute_ffn": recompute_ffn, **drawn}
         self.layers = ModuleList(
-            TransformerBlock(d_model, num_heads, d_ff, rope=rope, head_dim=size, **shape, **options) for shape in shapes
+            TransformerBlock(d_model, num_heads, d_ff, rope=ropes[d], head_dim=size, **shape, **options)
+            for d, shape in zip(turned, shapes, strict=True)
         )
         self.ln_final = RMSNorm(d_model, norm_eps, **place)
         self.lm_head = Linear(d_model, vocab_size, bias=False, **drawn)
@@ -187,12 +195,12 @@ class TransformerLM(Module):
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer."""
-        return [getattr(getattr(layer, "attn", None), "window", None) for layer in self.layers]
+        """The window of each layer; None where it has none, 0 where a state stands for all keys."""
+        return [window_of(getattr(layer, "attn", None)) for layer in self.layers]
 
     @property
     def endless(self) -> bool:
-        """Whether it reads on past context_length, since all layers have a window."""
+        """Whether it reads on past context_length, since all layers have a window or a state."""
         return None not in self.windows
 
     def hidden(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
@@ -247,41 +255,6 @@ class TransformerLM(Module):
         """
         targets = as_ids(targets, self.token_embeddings.weight.device)
         return head_loss(self.lm_head, self.hidden(tokens), targets, ignore_index, label_smoothing, reduction)
-
-
-KINDS = {"full": "", "window": "window", "blocks": "pattern"}  # of attention, and the option that each one needs
-
-
-def shapes_of(num_layers: int, attention: Any, window: Any, pattern: Any) -> list[dict[str, Any]]:
-    """The window and the pattern of each layer, from options that are one for all layers or a list.
-
-    >>> shapes_of(2, ["full", "window"], 8, None)
-    [{'window': None, 'pattern': None}, {'window': 8, 'pattern': None}]
-    """
-    given = {"attention": attention, "window": window, "pattern": pattern}
-    lists = {name: list(x) if isinstance(x, list | tuple) else [x] * num_layers for name, x in given.items()}
-    for name, values in lists.items():
-        if len(values) != num_layers:
-            raise ArgumentError(f"{name}, one or one for each of {num_layers} layers", f"{len(values)}", "None is none")
-    kinds = lists.pop("attention")
-    if wrong := [kind for kind in kinds if kind not in (None, *KINDS)]:
-        raise ArgumentError(f"attention of the kinds {', '.join(map(repr, KINDS))}", repr(wrong[0]), "'full' is usual")
-    shapes = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    if attention is None:
-        return shapes
-    for i, (kind, shape) in enumerate(zip(kinds, shapes, strict=True)):
-        for name, value in shape.items():
-            if not isinstance(given[name], list | tuple) and name != KINDS[kind]:
-                shape[name] = None  # of the other layers
-            elif (value is not None) != (name == KINDS[kind]):
-                got = f"attention={kind!r} and {name}={value} in layer {i}"
-                raise ArgumentError(
-                    f"a {name} in layers of its kind, and in no others", got, "a list may have None for those"
-                )
-    if unused := [name for name in shapes[0] if given[name] is not None and all(s[name] is None for s in shapes)]:
-        got = f"{unused[0]}={given[unused[0]]}, attention={attention!r}"
-        raise ArgumentError(f"a layer that takes the {unused[0]}", got, "leave one of them out")
-    return shapes
 
 
 def unrecorded(cache: KVCache | None) -> AbstractContextManager[None]:

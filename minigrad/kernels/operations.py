@@ -10,6 +10,7 @@ from minigrad.kernels.embedding import embedding as embedding
 from minigrad.kernels.gelu import gelu as gelu
 from minigrad.kernels.layer_norm import layer_norm as layer_norm
 from minigrad.kernels.linear import linear as linear
+from minigrad.kernels.linear_attention import linear_attention as linear_attention
 from minigrad.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from minigrad.kernels.pooling import avg_pool as avg_pool
 from minigrad.kernels.pooling import max_pool as max_pool

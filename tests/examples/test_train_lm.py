@@ -527,6 +527,27 @@ def test_a_window_is_that_of_the_checkpoint_and_of_all_that_read_it(
     assert evaluate.main(checkpoint) == 0
 
 
+def test_kinds_of_attention_take_turns_and_are_those_of_the_checkpoint(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--n-layer 3 --attention linear full --feature-map taylor --feature-dim 2"
+    assert train("run", f"--max-iters 2 {flags}") == 0
+    (meta,) = (json.loads(file.read_text()) for file in (tmp_path / "run").glob("step_00000002/meta.json"))
+    assert meta["model"]["attention"] == ["linear", "full", "linear"]
+    assert meta["model"]["linear"] == {"feature_map": "taylor", "feature_dim": 2}
+    checkpoint = ["--checkpoint", str(tmp_path / "run")]
+    model, tokenizer = generate.load_model(open_newest(checkpoint[1], "train_lm.py"), "cpu")
+    assert model.windows == [0, None, 0]
+    capsys.readouterr()
+    assert generate.main([*checkpoint, "--prompt", "7", "--max-new-tokens", "40", "--temperature", "0"]) == 0
+    text = tokenizer.decode(nn.generate(model, tokenizer.encode("7"), 40, temperature=0))
+    assert capsys.readouterr().out == printable(text) + "\n"
+    assert train("other", "--attention linear full window --decay 0.5 --n-layer 2") == 2
+    assert "--window" in (shown := capsys.readouterr().err) and "no more kinds" in shown
+    assert train("other", "--feature-dim 2") == 2
+    assert "--feature-dim: expected --attention linear" in capsys.readouterr().err
+
+
 def test_a_window_is_exported(train: Train, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     folder = tmp_path / "hf"

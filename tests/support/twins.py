@@ -184,6 +184,31 @@ def _attention(n, q, k, v, mask=None, is_causal=False, scale=None, dropout_p=0.0
     return n.einsum("...ij,...jd->...id", weights / n.where(total == 0, 1, total), v)
 
 
+def _linear_attention(n, q, k, v, mask=None, is_causal=False, feature_map="elu+1", decay=None, chunk=None):
+    (heads,) = n.broadcast_shapes(*[(1, *x.shape)[-3:-2] for x in (k, v)])
+    products = {
+        "elu+1": lambda q, k: _elu_plus_1(n, q) @ n.swapaxes(_elu_plus_1(n, k), -1, -2),
+        "taylor": lambda q, k: (1 + ((q @ k.mT) * max(q.shape[-1], 1) ** -0.5 + 1) ** 2) / 2,
+        "identity": lambda q, k: (q @ k.mT) * max(q.shape[-1], 1) ** -0.5,
+    }
+    if q.ndim > 2 and heads and q.shape[-3] != 1:
+        k, v = (n.repeat(x, q.shape[-3] // heads, -3) if x.shape[-3] > 1 else x for x in (k, v))
+    i, j = n.arange(q.shape[-2])[:, None], n.arange(k.shape[-2])
+    seen = (j <= i) | (not is_causal)
+    weights = n.where(seen if mask is None else seen & mask, products[feature_map](q, k), 0)
+    if decay is not None:
+        fading = n.repeat(n.broadcast_to(n.asarray(decay), (heads,)), q.shape[-3] // heads)[:, None, None]
+        weights = weights * fading ** n.where(seen, i - j, 0)
+    if decay is None and feature_map != "identity":
+        total = weights.sum(-1, keepdims=True)
+        weights = weights / n.where(total == 0, 1, total)
+    return n.einsum("...ij,...jd->...id", weights, v)
+
+
+def _elu_plus_1(n, x):
+    return n.where(x > 0, x + 1, n.exp(n.minimum(x, 0)))
+
+
 def _triangular(n, a, b, trans=0, lower=False, unit_diagonal=False):
     a = (n.tril if lower else n.triu)(a)
     a = n.where(n.eye(a.shape[-1]), 1, a) if unit_diagonal else a
@@ -259,6 +284,7 @@ NUMPY = {
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": lambda n, x, w, *rest, **named: _cross_entropy(n, _linear(n, x, w), *rest, **named),
     "attention": _attention,
+    "linear_attention": _linear_attention,
     "split_heads": lambda n, x, heads: n.stack(n.split(x, heads, -1), -3),
     "merge_heads": lambda n, x: n.concatenate([x[..., :0, :, :].sum(-3)[..., :0], *n.moveaxis(x, -3, 0)], -1),
 }

@@ -49,7 +49,7 @@ def held_mb(cache: Any) -> float:
     def nbytes(held: Any) -> int:
         return sum(map(nbytes, held)) if isinstance(held, tuple) else getattr(held, "nbytes", 0)
 
-    return nbytes(tuple(cache._own.values())) / 2**20
+    return nbytes((*cache._own.values(), *cache._states.values())) / 2**20
 
 
 def median_seconds(call: Callable[[], object], seconds: float, least: int = 3) -> float:

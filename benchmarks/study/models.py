@@ -10,6 +10,9 @@ import numpy as np
 
 import nn
 import optim
+from minigrad.kernels.linear_attention import feature_map_of
+
+RETENTION = {"feature_map": "identity", "decay": 1 - 2.0**-5}  # that of the first head of Sun et al. (2023)
 
 
 class Kind(NamedTuple):
@@ -26,9 +29,17 @@ class Kind(NamedTuple):
         return nn.TransformerLM(attention=kinds, window=window, num_layers=num_layers, **self.options, **options)
 
 
+TAYLOR_8, TAYLOR_16 = ({"linear": {"feature_map": "taylor", "feature_dim": size}} for size in (8, 16))
 KINDS = {
     "full": Kind(("full",), heads=(8, 16, 32)),
     "window": Kind(("window",)),
+    "linear": Kind(("linear",), heads=(8, 16, 32)),
+    "taylor 8": Kind(("linear",), TAYLOR_8),
+    "taylor 16": Kind(("linear",), TAYLOR_16),
+    "retention": Kind(("linear",), {"linear": RETENTION}, heads=(8, 16, 32)),
+    "window + linear": Kind(("window", "linear"), heads=(8, 16, 32)),
+    "full + linear": Kind(("full", "linear")),
+    "window + taylor 16": Kind(("window", "linear"), TAYLOR_16),
 }
 
 
@@ -56,6 +67,9 @@ def size(model: nn.TransformerLM, length: int) -> dict[str, int]:
 
 
 def state(attention: nn.MultiHeadAttention, length: int) -> int:
-    """Numbers of a layer that a token after ``length`` ones reads: keys and values."""
-    tokens = min(length, attention.window or length)
-    return 2 * tokens * attention.num_kv_heads * attention.head_dim
+    """Numbers of a layer that a token after ``length`` ones reads: keys and values, or the sums that stand for them."""
+    heads, values = attention.num_kv_heads, attention.head_dim
+    if isinstance(attention, nn.LinearAttention):
+        divisor = attention.decay is None
+        return heads * feature_map_of(attention.feature_map).size(attention.key_dim) * (values + divisor)
+    return heads * min(length, attention.window or length) * (attention.key_dim + values)

@@ -10,6 +10,7 @@ threads; a token is decoded by a model of one such layer, after T others:
 - full: every token before
 - window: the last 256
 - blocks: of 64 tokens each, its own and the one before, the first, and two drawn ones (as in Big Bird)
+- linear: linear attention with the features elu + 1; taylor: with Taylor's 273 of 16; retention: with a decay
 - torch: full, by is_causal; torch masked: the blocks, as a boolean mask (T, T)
 
 MB are the peak of memory above the arguments, and what the cache has allocated. Each kind and length has a process of
@@ -38,7 +39,9 @@ import nn.functional as F
 
 HEADS, SIZE = 8, 32
 WINDOW, BLOCK = 256, 64
-KINDS = ("full", "window", "blocks", "torch", "torch masked")
+FEATURES = 16  # of which Taylor's map makes 1 + 16 + 16²
+DECAYS = tuple(1 - 2.0 ** (-5 - head) for head in range(HEADS))  # those of Sun et al. (2023)
+KINDS = ("full", "window", "blocks", "linear", "taylor", "retention", "torch", "torch masked")
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 DECODED = 30  # tokens after those
 RESULTS = Path(__file__).parent / "results" / "attention.jsonl"
@@ -47,9 +50,10 @@ Found = dict[str, float]
 Results = dict[tuple[str, int], Found]
 
 
-def arrays(length: int) -> list[np.ndarray]:
+def arrays(length: int, key_size: int = SIZE) -> list[np.ndarray]:
     """q, k, v and the upstream gradient."""
-    return [np.random.default_rng(n).standard_normal((1, HEADS, length, SIZE), np.float32) for n in range(4)]
+    sizes = (key_size, key_size, SIZE, SIZE)
+    return [np.random.default_rng(n).standard_normal((1, HEADS, length, d), np.float32) for n, d in enumerate(sizes)]
 
 
 def blocks(length: int) -> nn.BlockPattern:
@@ -58,11 +62,14 @@ def blocks(length: int) -> nn.BlockPattern:
 
 
 def model_options(kind: str, length: int) -> dict[str, Any]:
-    """What the function and the model take for a kind, for up to ``length`` tokens."""
+    """What a model takes for a kind, for up to ``length`` tokens."""
     of_kinds: dict[str, dict[str, Any]] = {
         "full": {},
         "window": {"window": WINDOW},
         "blocks": {"pattern": blocks(length)},
+        "linear": {"linear": {}},
+        "taylor": {"linear": {"feature_map": "taylor", "feature_dim": FEATURES}},
+        "retention": {"linear": {"feature_map": "identity", "decay": DECAYS}},
     }
     return of_kinds[kind]
 
@@ -74,9 +81,13 @@ def step_of(kind: str, length: int) -> Callable[[], list[np.ndarray]]:
     """A step of a kind: the result, and the gradients of q, k and v."""
     if kind.startswith("torch"):
         return torch_step(kind, length)
-    *given, g = arrays(length)
+    options = model_options(kind, length)
+    function: Callable[..., Any] = F.scaled_dot_product_attention
+    if (linear := options.get("linear")) is not None:
+        function, options = F.linear_attention, dict(linear)
+    *given, g = arrays(length, options.pop("feature_dim", SIZE))
     leaves = [mg.Tensor(x, requires_grad=True) for x in given]
-    attend = functools.partial(F.scaled_dot_product_attention, is_causal=True, **model_options(kind, length))
+    attend = functools.partial(function, is_causal=True, **options)
 
     def step() -> list[np.ndarray]:
         out: mg.Tensor = attend(*leaves)

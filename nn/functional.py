@@ -93,9 +93,10 @@ __all__ = [
     "celu", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "cosine_embedding_loss", "cosine_similarity",
     "cross_entropy", "dropout", "elu", "embedding", "gaussian_nll_loss", "gelu", "glu", "group_norm", "hardshrink",
     "hardsigmoid", "hardswish", "hardtanh", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "layer_norm",
-    "leaky_relu", "linear", "linear_attention", "linear_cross_entropy", "log_softmax", "logsigmoid", "margin_ranking_loss", "max_pool1d",
-    "max_pool2d", "mish", "mse_loss", "nll_loss", "normalize", "one_hot", "pairwise_distance", "poisson_nll_loss",
-    "prelu", "qkv_projection", "relu", "relu6", "rms_norm", "scaled_dot_product_attention", "selu", "sigmoid", "silu",
+    "leaky_relu", "linear", "linear_attention", "linear_cross_entropy", "log_softmax", "logsigmoid",
+    "margin_ranking_loss", "max_pool1d", "max_pool2d", "mish", "mse_loss", "nll_loss", "normalize", "one_hot",
+    "pairwise_distance", "poisson_nll_loss", "prelu", "qkv_projection", "relu", "relu6", "rms_norm",
+    "scaled_dot_product_attention", "selu", "sigmoid", "silu",
     "smooth_l1_loss", "soft_margin_loss", "softmax", "softplus", "softshrink", "softsign", "swiglu", "swiglu_ffn",
     "tanhshrink", "triplet_margin_loss",
 ]

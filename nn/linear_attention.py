@@ -22,8 +22,8 @@ class LinearAttention(MultiHeadAttention):
     The layers and arguments are those of MultiHeadAttention. In a cache it has a state of heads · features · head_dim
     numbers, however much it reads.
 
-    - feature_map, decay: those of :func:`nn.functional.linear_attention`. Heads with a decay are not divided by a sum of
-      weights but by their root mean square, as in retention
+    - feature_map, decay: those of :func:`nn.functional.linear_attention`. Heads with a decay are not divided by a sum
+      of weights but by their root mean square, as in retention
     - feature_dim: the size of queries and keys in a head, by default head_dim; Taylor's map makes 1 + d + d² features
       of it, so that 16 is usual
     - rope_place: "before" turns queries and keys before the map; "after" turns the features of "elu+1" and "identity",
@@ -58,7 +58,9 @@ class LinearAttention(MultiHeadAttention):
         )
         feature_map_of(feature_map)
         if rope_place not in ("before", "after", None):
-            raise ArgumentError("a rope_place 'before' or 'after' the map, or None", repr(rope_place), "None turns none")
+            raise ArgumentError(
+                "a rope_place 'before' or 'after' the map, or None", repr(rope_place), "None turns none"
+            )
         if rope_place == "after" and feature_map == "taylor":
             hint = "1 + d + d² of them are no pairs"
             raise ArgumentError("rope_place='before' or None with Taylor's features", "'after'", hint)
@@ -117,7 +119,7 @@ class LinearAttention(MultiHeadAttention):
         is_causal: bool = False,
         positions: TensorLike | None = None,
     ) -> Tensor:
-        """The weight of each key for each position of ``x``, (..., heads, T, T), to look at; arguments as in forward."""
+        """The weight of each key for each position of ``x``, (..., heads, T, T); the arguments are those of forward."""
         check_sequences(x)
         values: NDArray = array_module(x).eye(x.shape[-2], dtype=x.dtype)[None]
         return self._means(self.q_proj(x), self.k_proj(x), values, attn_mask, is_causal, positions, None)

@@ -185,7 +185,9 @@ def _check_parts(model: TransformerLM) -> None:
         got = f"(ln1.eps, ln2.eps, d_ff) of {sorted(settings)}, ln_final.eps of {model.ln_final.eps}"
         raise ArgumentError("one eps in all norms, and one d_ff in all layers", got, "config.json has one of each")
     if 0 in model.windows:
-        raise ArgumentError("full attention, or that of a window, in all layers", "linear attention", "a LLaMA has no other")
+        raise ArgumentError(
+            "full attention, or that of a window, in all layers", "linear attention", "a LLaMA has no other"
+        )
     if len(set(model.windows)) > 1 or any(block.attn.pattern is not None for block in model.layers):
         got = f"windows of {model.windows}" + ", and patterns" * (len(set(model.windows)) < 2)
         raise ArgumentError(

@@ -1,7 +1,8 @@
 """Linear attention: weights ``φ(q) · φ(k)`` instead of exponentials, so that a state of constant size stands for keys.
 
-The state ``S = Σ φ(k_j) (v_j, 1)ᵀ`` has as many rows as φ has features. A causal sequence is read in chunks of C. Within
-a chunk the weights exist, C × C at a time; what lies before comes through the state, which goes on from chunk to chunk::
+The state ``S = Σ φ(k_j) (v_j, 1)ᵀ`` has as many rows as φ has features. A causal sequence is read in chunks of C.
+Within a chunk the weights exist, C × C at a time; what lies before comes through the state, which goes on from chunk
+to chunk::
 
     (num, den) = (φ(q) φ(k)ᵀ ∘ M) (v, 1) + Λq φ(q) S        out = num / den
     S ← γ^C S + (Λk φ(k))ᵀ (v, 1)
@@ -17,7 +18,7 @@ All of it is products of the array library, on a GPU too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -39,17 +40,18 @@ from minigrad.ops import astype, clip, concatenate, exp, matmul, repeat, reshape
 CHUNK = 64  # queries of a chunk, if nothing else is said
 LOWEST = -40.0  # of x in elu(x) + 1: products of two such features stay above the smallest number of float32
 LARGE = 16.0  # of q, k and v: products of smaller ones are far from overflow, where 0 · ∞ would be NaN
-TILE = 1 << 16  # features of a chunk over the heads that are worked on together
+TILE = 1 << 16  # features of a block of chunks, over the heads that are worked on together: 256 kB of float32
+TILE_ON_GPU = 1 << 24
 
 # ---- feature maps ---------------------------------------------------------------------------------------------------
 
 
 class FeatureMap(NamedTuple):
-    """φ, for arrays and Tensors; the number of its features; and its gradient, from x, φ(x) and that of φ(x)."""
+    """φ, for arrays and Tensors; the number of its features; and the gradient of x, from x and that of φ(x)."""
 
     of: Callable[[Any], Any]
     size: Callable[[int], int]
-    backward: Callable[[Array, Array, Array], Array]
+    backward: Callable[[Array, Array], Array]
     positive: bool  # whether the weights φ(q) · φ(k) are, so that their sum may divide
 
 
@@ -57,8 +59,9 @@ def _elu(x: Any) -> Any:
     return exp(clip(x, LOWEST, 0)) + relu(x)
 
 
-def _elu_backward(x: Array, features: Array, g: Array) -> Array:
-    return g * array_module(x).minimum(features, 1) * (x >= LOWEST)
+def _elu_backward(x: Array, g: Array) -> Array:
+    xp = array_module(x)
+    return g * xp.where(x < LOWEST, 0, xp.exp(xp.minimum(x, 0)))  # type: ignore[no-any-return]
 
 
 def _root(x: Any) -> float:
@@ -74,10 +77,9 @@ def _taylor(x: Any) -> Any:
     return concatenate([ones, x, reshape(squares, (*x.shape[:-1], d * d))], -1)
 
 
-def _taylor_backward(x: Array, features: Array, g: Array) -> Array:
+def _taylor_backward(x: Array, g: Array) -> Array:
     d = x.shape[-1]
-    squares = g[..., d + 1 :].reshape(*x.shape, d)
-    first = features[..., 1 : d + 1, None]
+    squares, first = g[..., d + 1 :].reshape(*x.shape, d), (x * _root(x))[..., None]
     both = squares @ first + squares.swapaxes(-1, -2) @ first
     return (g[..., 1 : d + 1] + both[..., 0] * 0.5**0.5) * _root(x)
 
@@ -85,7 +87,7 @@ def _taylor_backward(x: Array, features: Array, g: Array) -> Array:
 FEATURE_MAPS = {
     "elu+1": FeatureMap(_elu, lambda d: d, _elu_backward, True),
     "taylor": FeatureMap(_taylor, lambda d: 1 + d + d * d, _taylor_backward, True),
-    "identity": FeatureMap(lambda x: x * _root(x), lambda d: d, lambda x, _, g: g * _root(x), False),
+    "identity": FeatureMap(lambda x: x * _root(x), lambda d: d, lambda x, g: g * _root(x), False),
 }
 
 
@@ -154,11 +156,12 @@ def linear_attention(
     - chunk: how many queries are read at once; it changes time and rounding alone
 
     The sum of weights is positive, so no ε is added: below x = -40 elu(x) + 1 stays at exp(-40), and 1 + s + s²/2 is at
-    least 1/2 (in float32 rounding spares it where \\|q\\| \\|k\\| / √d is below 1 000). A row that sees no key gives 0.
+    least 1/2 (float32 rounds it safely where the lengths of q and k multiply to less than 1 000 √d). A row that sees no
+    key gives 0.
     What stands in a later key or value, huge, infinite or NaN, changes no bit of a causal row.
 
-    Katharopoulos et al., "Transformers are RNNs" (2020); Arora et al., "Simple linear attention language models" (2024),
-    for "taylor"; Sun et al., "Retentive Network" (2023), for "identity" with a decay.
+    Katharopoulos et al., "Transformers are RNNs" (2020); Arora et al., "Simple linear attention language models"
+    (2024), for "taylor"; Sun et al., "Retentive Network" (2023), for "identity" with a decay.
 
     Raises a ShapeError, DTypeError or ArgumentError for arguments that don't fit.
 
@@ -206,7 +209,9 @@ def _checked(
 
 def check_key_mask(mask: Any, shape: tuple[int, ...]) -> None:
     """Refuse a mask that says more than which keys count."""
-    hint = "hidden keys as nn.padding_mask has them; is_causal=True hides those to come; other masks need full attention"
+    hint = (
+        "hidden keys as nn.padding_mask has them; is_causal=True hides those to come; other masks need full attention"
+    )
     expected = f"a boolean mask of keys alone in linear attention, which broadcasts to {shape}"
     if mask.dtype.kind != "b":
         raise DTypeError(expected, f"dtype {mask.dtype}", hint)
@@ -220,10 +225,14 @@ def check_key_mask(mask: Any, shape: tuple[int, ...]) -> None:
 
 @dataclass
 class _Call:
-    """Arrays in one form, n batch, h head of keys, g head of queries among those that share h; and what a chunk asks."""
+    """Arrays in one form, and what a block of chunks asks.
+
+    Axes: n batch, h head of keys, g head of queries among those that share h, b chunk of a block, c place in a chunk.
+    In a chunk the heads of q that share keys lie one below the other, in matrices of g·c rows.
+    """
 
     q: Array  # (n, h, g, i, d)
-    k: Array  # (n, h, j, d)
+    k: Array  # (n, h, j, d), as many as queries if causal
     v: Array  # (n, h, j, d_v)
     mask: Array | None  # (n, h, j, 1)
     phi: FeatureMap
@@ -236,103 +245,130 @@ class _Call:
         self.divides = self.phi.positive and self.powers is None
         self.careful = self.causal and not all(bool((abs(x) < LARGE).all()) for x in (self.q, self.k, self.v))
         places = self.xp.arange(self.chunk)[:, None] - self.xp.arange(self.chunk)
-        self.seen = places >= 0
-        self.fades = self.seen.astype(self.q.dtype)  # M: (C, C), or (h, 1, C, C)
+        self.hidden = places < 0
+        self.fades = (places >= 0).astype(self.q.dtype)  # M: (c, c), or (h, 1, 1, c, c)
         if self.powers is not None:
-            self.fades = (self.fades * self.powers[:, self.xp.maximum(places, 0)])[:, None]
+            self.fades = (self.fades * self.powers[:, self.xp.maximum(places, 0)])[:, None, None]
+        self.features = self.phi.size(self.q.shape[-1])
+        n, h, g = self.q.shape[:3]
+        most = TILE if self.xp is np else TILE_ON_GPU
+        self.heads = (
+            h if self.xp is not np else max(1, min(h, most // (self.chunk * self.features * g), -(-n * h // 2)))
+        )
+        self.block = self.chunk * max(1, most // max(1, self.heads * self.chunk * self.features * g))
 
     def groups(self) -> list[tuple[slice, slice]]:
-        """Batches and heads that are worked on together: all of a GPU, else what fits the cache, two at least."""
-        n, h, g, i, d = self.q.shape
+        """Batches and heads that are worked on together: all on a GPU, else what fits the cache, two at least."""
+        n, h = self.q.shape[:2]
         if self.xp is not np:
             return [(slice(0, n), slice(0, h))]
-        chunk = min(self.chunk, max(i, 1)) * self.phi.size(d) * g
-        heads = max(1, min(h, TILE // max(1, chunk), -(-n * h // 2)))
-        return [(slice(b, b + 1), slice(a, min(a + heads, h))) for b in range(n) for a in range(0, h, heads)]
+        return [(slice(b, b + 1), slice(a, min(a + self.heads, h))) for b in range(n) for a in range(0, h, self.heads)]
 
     def nanoseconds(self, products: int) -> float:
         """Estimated time on one core."""
-        n, h, g, i, d = self.q.shape
-        return n * h * g * i * 2 * self.phi.size(d) * (self.v.shape[-1] + self.chunk) * products * NS_PER_FLOP
+        n, h, g, i, _ = self.q.shape
+        return n * h * g * i * 2 * self.features * (self.v.shape[-1] + self.chunk) * products * NS_PER_FLOP
 
-    def chunks(self, length: int) -> Iterator[slice]:
-        return (slice(start, min(start + self.chunk, length)) for start in range(0, length, self.chunk))
+    def blocks(self, length: int) -> list[tuple[slice, int]]:
+        """Parts of a sequence, and the length of the chunks in them; the last chunk may be shorter."""
+        if not self.causal:
+            return [(part, part.stop - part.start) for part in _parts(0, length, self.block)]
+        whole = length // self.chunk * self.chunk
+        found = [(part, self.chunk) for part in _parts(0, whole, self.block)]
+        return found + [(part, length - whole) for part in _parts(whole, length, self.chunk)]
 
     def new_state(self, n: slice, h: slice) -> Array:
         """Zeros (n, h, features, d_v), and one column more for the sum of weights."""
-        form, width = self.k[n, h].shape[:2], self.v.shape[-1] + self.divides
-        return self.xp.zeros((*form, self.phi.size(self.k.shape[-1]), width), self.q.dtype)
+        shape = *self.k[n, h].shape[:2], self.features, self.v.shape[-1] + self.divides
+        return self.xp.zeros(shape, self.q.dtype)
 
-    def queries(self, n: slice, h: slice, i: slice) -> Array:
-        """φ(q) (n, h, g·i, D), the heads that share keys one below the other."""
-        return self.stacked(self.phi.of(self.q[n, h, :, i]))
+    def in_chunks(self, x: Array, c: int) -> Array:
+        """A view of rows (n, h, g, i, d) as (n, h, b, g, c, d)."""
+        n, h, g, i, d = x.shape
+        return x.reshape(n, h, g, i // max(1, c), c, d).swapaxes(2, 3)
 
-    def keys(self, n: slice, h: slice, j: slice) -> tuple[Array, Array]:
-        """φ(k) (n, h, j, D) and (v, 1) (n, h, j, d_v + 1), or v; 0 where a key is hidden."""
-        k, v = self.phi.of(self.k[n, h, j]), self.v[n, h, j]
+    def queries(self, n: slice, h: slice, i: slice, c: int) -> Array:
+        """φ(q) (n, h, b, g·c, features)."""
+        return self.stacked(self.phi.of(self.in_chunks(self.q[n, h, :, i], c)))
+
+    def keys(self, n: slice, h: slice, j: slice, c: int) -> tuple[Array, Array]:
+        """φ(k) (n, h, b, c, features), and (v, 1) (n, h, b, c, d_v + 1), or v; 0 where a key is hidden."""
+        k, v = (self.in_chunks(x[n, h, None, j], c)[:, :, :, 0] for x in (self.k, self.v))
+        k = self.phi.of(k)
         if self.divides:
             v = self.xp.concatenate([v, self.xp.ones((*v.shape[:-1], 1), v.dtype)], -1)
         if self.mask is not None:
-            seen = self.mask[n, h, j]
+            seen = self.mask[n, h, j].reshape(*k.shape[:-1], 1)
             k, v = self.xp.where(seen, k, 0), self.xp.where(seen, v, 0)
         return k, v
 
     def stacked(self, x: Array) -> Array:
-        n, h, g, i, d = x.shape
-        return x.reshape(n, h, g * i, d)
+        return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4], x.shape[5])
 
     def unstacked(self, x: Array) -> Array:
-        n, h, rows, d = x.shape
-        return x.reshape(n, h, self.q.shape[2], rows // self.q.shape[2], d)
+        g = self.q.shape[2]
+        return x.reshape(*x.shape[:3], g, x.shape[3] // g, x.shape[4])
 
     def within(self, weights: Array, h: slice) -> Array:
-        """Weights ∘ M of a chunk, in place: 0 for later keys, the decay for earlier ones."""
+        """Weights ∘ M of chunks, in place: 0 for later keys, the decay for earlier ones."""
         tile = self.unstacked(weights)
-        rows, keys = tile.shape[-2:]
+        c = tile.shape[-1]
         if self.careful:
-            self.xp.copyto(tile, 0, where=~self.seen[:rows, :keys])
-        tile *= (self.fades if self.powers is None else self.fades[h])[..., :rows, :keys]
+            self.xp.copyto(tile, 0, where=self.hidden[:c, :c])
+        tile *= (self.fades if self.powers is None else self.fades[h])[..., :c, :c]
         return weights
 
     def fading(self, x: Array, h: slice) -> Array:
-        """Λq x, for rows of queries: what a state before the chunk is worth to them."""
+        """Λq x, for rows of queries: what a state before their chunk is worth to them."""
         if self.powers is None:
             return x
         tile = self.unstacked(x)
-        return (tile * self.powers[h, None, 1 : tile.shape[-2] + 1, None]).reshape(x.shape)
+        return (tile * self.powers[h, None, None, 1 : tile.shape[-2] + 1, None]).reshape(x.shape)
 
-    def remaining(self, x: Array, h: slice, length: int) -> Array:
-        """Λk x, for rows of keys: what remains of them at the end of a chunk of ``length``."""
+    def remaining(self, x: Array, h: slice) -> Array:
+        """Λk x, for rows of keys: what remains of them at the end of their chunk."""
         if self.powers is None:
             return x
-        return x * self.powers[h, length - 1 - self.xp.arange(x.shape[-2]), None]
+        return x * self.powers[h, None, x.shape[-2] - 1 - self.xp.arange(x.shape[-2]), None]
 
-    def passed(self, state: Array, h: slice, length: int) -> Array:
-        """γ^C S."""
-        return state if self.powers is None else state * self.powers[h, length, None, None]
+    def through(self, state: Array, added: Array, h: slice, c: int, order: int = 1) -> tuple[Array, Array]:
+        """States before each chunk of a block, and the one after it: ``S ← γ^C S + added``; order -1 goes backward."""
+        states = self.xp.empty_like(added)
+        for b in range(added.shape[2])[::order]:
+            states[:, :, b] = state
+            state = added[:, :, b] + (state if self.powers is None else state * self.powers[h, c, None, None])
+        return states, state
 
     def product(self, weights: Array, x: Array) -> Array:
-        """``weights x`` within a chunk, where a later row of x that is not finite does no harm to earlier ones."""
+        """``weights x`` within chunks, where a later row of x that is not finite does no harm to earlier ones."""
         if not self.careful or (finite := self.xp.isfinite(x)).all():
             return self.xp.matmul(weights, x)
-        rest = self.xp.cumsum(self.xp.where(finite, 0, x), -2)
         tile = self.unstacked(self.xp.matmul(weights, self.xp.where(finite, x, 0)))
-        count = min(tile.shape[-2], rest.shape[-2])
-        tile[..., :count, :] += rest[:, :, None, :count]
-        tile[..., count:, :] += rest[:, :, None, -1:]
+        tile += self.xp.cumsum(self.xp.where(finite, 0, x), -2)[:, :, :, None]
         return self.stacked(tile)
 
 
+def _parts(start: int, stop: int, step: int) -> list[slice]:
+    return [slice(a, min(a + step, stop)) for a in range(start, stop, step)]
+
+
 def _call_of(q: Array, k: Array, v: Array, mask: Any, options: Sequence[Any]) -> tuple[_Call, Sizes]:
-    is_causal, feature_map, decay, chunk = options
+    is_causal, *_, chunk = options
     sizes, phi, gamma = _checked(q, k, v, mask, *options)
     xp, wide = array_module(q), accumulator(np.result_type(q.dtype, k.dtype, v.dtype))
-    n, h, g, lead = math.prod(sizes.lead), sizes.heads, sizes.group, sizes.lead
+    n, h, g, lead, count = math.prod(sizes.lead), sizes.heads, sizes.group, sizes.lead, k.shape[-2]
     q = _spread(xp, q.astype(wide, copy=False), (*lead, h * g)).reshape(n, h, g, *q.shape[-2:])
     k, v = (_spread(xp, x.astype(wide, copy=False), (*lead, h)).reshape(n, h, *x.shape[-2:]) for x in (k, v))
     if mask is not None:
-        mask = xp.broadcast_to(mask, (*lead, h, 1, k.shape[2])).reshape(n, h, -1, 1)
-    chunk = min(int(chunk or CHUNK), max(1, q.shape[3], k.shape[2]))
+        mask = xp.broadcast_to(mask, (*lead, h, 1, count)).reshape(n, h, count, 1)
+    length = q.shape[3]
+    if is_causal and count < length:  # hidden keys stand for those that there aren't
+        mask = xp.ones((n, h, count, 1), bool) if mask is None else mask
+        k, v, mask = (xp.concatenate([x, xp.zeros_like(x, shape=(n, h, length - count, x.shape[-1]))], 2)
+                      for x in (k, v, mask))  # fmt: skip
+    elif is_causal:
+        k, v, mask = (None if x is None else x[:, :, :length] for x in (k, v, mask))
+    chunk = min(int(chunk or CHUNK), max(1, length))
     powers = None if gamma is None else xp.asarray(gamma[:, None] ** np.arange(chunk + 1), wide)
     return _Call(q, k, v, mask, phi, powers, is_causal, chunk), sizes
 
@@ -343,7 +379,7 @@ def _spread(xp: Any, x: Array, lead: tuple[int, ...]) -> Array:
 
 
 def _empty(call: _Call, *sizes: int) -> Array:
-    """An array (n, heads…, length, d), in the memory order (n, length, heads…, d) that a layer merges without a copy."""
+    """An array (n, heads…, length, d), in the memory order (n, length, heads…, d), which a layer merges as a view."""
     n, *heads, length, d = sizes
     array: Array = call.xp.moveaxis(call.xp.empty((n, length, *heads, d), call.q.dtype), 1, -2)
     return array
@@ -354,9 +390,7 @@ def _empty(call: _Call, *sizes: int) -> Array:
 
 def _forward(q: Array, k: Array, v: Array, mask: Any, *options: Any) -> tuple[Array, dict[str, Any]]:
     call, sizes = _call_of(q, k, v, mask, options)
-    out, total = _empty(call, *call.q.shape[:-1], v.shape[-1]), None
-    if call.divides:
-        total = call.xp.empty(call.q.shape[:-1], call.q.dtype)
+    out, total = _results(call)
     with blas_threads(1):
         tasks = [partial(_forward_group, call, *at, out, total, call.new_state(*at)) for at in call.groups()]
         run(tasks, call.nanoseconds(1))
@@ -364,38 +398,55 @@ def _forward(q: Array, k: Array, v: Array, mask: Any, *options: Any) -> tuple[Ar
     return cast_to(result, np.result_type(q.dtype, k.dtype, v.dtype)), {"total": total}
 
 
+def _results(call: _Call) -> tuple[Array, Array | None]:
+    """Room for the result, and for the sums of weights where they divide."""
+    total = call.xp.empty((*call.q.shape[:-1], 1), call.q.dtype) if call.divides else None
+    return _empty(call, *call.q.shape[:-1], call.v.shape[-1]), total
+
+
 def _forward_group(call: _Call, n: slice, h: slice, out: Array, total: Array | None, state: Array) -> Array:
     """Linear attention of some heads after ``state``, written to out and total; returns the state after all keys."""
     with np.errstate(all="ignore"):
         if not call.causal:
-            for j in call.chunks(call.k.shape[2]):
-                k, v = call.keys(n, h, j)
-                state += k.swapaxes(-1, -2) @ v
-        for i in call.chunks(call.q.shape[3]):
-            q = call.queries(n, h, i)
-            means = call.xp.matmul(call.fading(q, h) if call.causal else q, state)
+            state = _whole_state(call, n, h, state)
+        for i, c in call.blocks(call.q.shape[3]):
+            q = call.queries(n, h, i, c)
             if call.causal:
-                k, v = call.keys(n, h, i)
-                means += call.product(call.within(q @ k.swapaxes(-1, -2), h), v)
-                state = _next_state(call, h, state, k, v, i.stop - i.start)
-            means = call.unstacked(means)
+                k, v = call.keys(n, h, i, c)
+                states, state = call.through(state, _added(call, h, k, v), h, c)
+                sums = call.xp.matmul(call.fading(q, h), states)
+                sums += call.product(call.within(q @ k.swapaxes(-1, -2), h), v)
+            else:
+                sums = q @ state[:, :, None]
+            sums = call.unstacked(sums)
             if total is not None:
-                total[n, h, :, i] = means[..., -1]
-                means = _divided(call.xp, means[..., :-1], means[..., -1:])
-            out[n, h, :, i] = means
+                call.in_chunks(total[n, h, :, i], c)[...] = sums[..., -1:]
+                sums = _divided(call.xp, sums[..., :-1], sums[..., -1:])
+            call.in_chunks(out[n, h, :, i], c)[...] = sums
     return state
 
 
-def _next_state(call: _Call, h: slice, state: Array, k: Array, v: Array, length: int) -> Array:
-    """The state after a chunk of ``length``, with its features and values."""
-    new: Array = call.passed(state, h, length) + call.remaining(k, h, length).swapaxes(-1, -2) @ v
-    return new
+def _added(call: _Call, h: slice, k: Array, v: Array) -> Array:
+    """What each chunk adds to the state: (Λk φ(k))ᵀ (v, 1)."""
+    added: Array = call.remaining(k, h).swapaxes(-1, -2) @ v
+    return added
+
+
+def _whole_state(call: _Call, n: slice, h: slice, state: Array) -> Array:
+    """The state after all keys, where every query sees it."""
+    for j, c in call.blocks(call.k.shape[2]):
+        k, v = call.keys(n, h, j, c)
+        state = state + (k.swapaxes(-1, -2) @ v)[:, :, 0]
+    return state
 
 
 def _divided(xp: Any, x: Array, total: Array) -> Array:
     """x / total, and 0 where total is 0: no key was seen."""
-    quotient: Array = xp.where(total == 0, 0, x / xp.where(total == 0, 1, total))
-    return quotient
+    none = total == 0
+    if not none.any():
+        quotient: Array = x / total
+        return quotient
+    return xp.where(none, 0, x / xp.where(none, 1, total))  # type: ignore[no-any-return]
 
 
 def _backward(
@@ -405,10 +456,14 @@ def _backward(
     call, sizes = _call_of(q, k, v, mask, (is_causal, feature_map, decay, chunk))
     form = (*call.q.shape[:-1], v.shape[-1])
     read = g.reshape(form), out.reshape(form), total
-    gq, gk, gv = (_empty(call, *x.shape) for x in (call.q, call.k, call.v))
+    length = max(k.shape[-2], call.k.shape[2])
+    gq, gk, gv = (_empty(call, *x.shape[:-2], size, x.shape[-1])
+                  for x, size in ((call.q, q.shape[-2]), (call.k, length), (call.v, length)))  # fmt: skip
+    gk[:, :, call.k.shape[2] :], gv[:, :, call.k.shape[2] :] = 0, 0  # keys after the last query
     body = _backward_causal if call.causal else _backward_whole
     with blas_threads(1):
         run([partial(body, call, *at, read, (gq, gk, gv)) for at in call.groups()], call.nanoseconds(4))
+    gk, gv = (x[:, :, : k.shape[-2]] for x in (gk, gv))
     lead, heads = sizes.scores[:-2], (*sizes.lead, sizes.heads) if sizes.scores[:-2] else ()
     shapes = ((gq, lead, q), (gk, heads, k), (gv, heads, v))
     return tuple(
@@ -418,61 +473,59 @@ def _backward(
 
 def _backward_causal(call: _Call, n: slice, h: slice, read: tuple[Any, ...], write: tuple[Array, ...]) -> None:
     """The gradients of some heads: dq in the order of the chunks, dk and dv against it."""
-    gq, gk, gv = write
-    state, chunks = call.new_state(n, h), list(call.chunks(max(call.q.shape[3], call.k.shape[2])))
+    state, blocks = call.new_state(n, h), call.blocks(call.q.shape[3])
     with np.errstate(all="ignore"):
-        for i in chunks:
-            q, (k, v), up = call.queries(n, h, i), call.keys(n, h, i), _upstream(call, n, h, i, read)
-            dq = call.product(call.within(up @ v.swapaxes(-1, -2), h), k) + call.fading(up @ state.swapaxes(-1, -2), h)
-            _write_queries(call, n, h, i, q, dq, gq)
-            state = _next_state(call, h, state, k, v, i.stop - i.start)
+        for i, c in blocks:
+            (k, v), up = call.keys(n, h, i, c), _upstream(call, n, h, i, c, read)
+            states, state = call.through(state, _added(call, h, k, v), h, c)
+            dq = call.product(call.within(up @ v.swapaxes(-1, -2), h), k)
+            dq += call.fading(up @ states.swapaxes(-1, -2), h)
+            _write_queries(call, n, h, i, c, dq, write)
         state = call.xp.zeros_like(state)
-        for i in reversed(chunks):
-            q, (k, v), up = call.queries(n, h, i), call.keys(n, h, i), _upstream(call, n, h, i, read)
-            length = i.stop - i.start
-            dk = call.within(up @ v.swapaxes(-1, -2), h).swapaxes(-1, -2) @ q + call.remaining(v @ state.swapaxes(-1, -2), h, length)
-            dv = call.within(q @ k.swapaxes(-1, -2), h).swapaxes(-1, -2) @ up + call.remaining(k @ state, h, length)
-            _write_keys(call, n, h, i, k, dk, dv, gk, gv)
-            state = call.passed(state, h, length) + call.fading(q, h).swapaxes(-1, -2) @ up
+        for i, c in reversed(blocks):
+            q, (k, v), up = call.queries(n, h, i, c), call.keys(n, h, i, c), _upstream(call, n, h, i, c, read)
+            states, state = call.through(state, call.fading(q, h).swapaxes(-1, -2) @ up, h, c, -1)
+            dk = call.within(up @ v.swapaxes(-1, -2), h).swapaxes(-1, -2) @ q
+            dk += call.remaining(v @ states.swapaxes(-1, -2), h)
+            dv = call.within(q @ k.swapaxes(-1, -2), h).swapaxes(-1, -2) @ up + call.remaining(k @ states, h)
+            _write_keys(call, n, h, i, dk, dv, write)
 
 
 def _backward_whole(call: _Call, n: slice, h: slice, read: tuple[Any, ...], write: tuple[Array, ...]) -> None:
     """The same where every query sees every key, all through one state."""
-    gq, gk, gv = write
-    state = call.new_state(n, h)
-    gradient = call.xp.zeros_like(state)
     with np.errstate(all="ignore"):
-        for j in call.chunks(call.k.shape[2]):
-            k, v = call.keys(n, h, j)
-            state += k.swapaxes(-1, -2) @ v
-        for i in call.chunks(call.q.shape[3]):
-            q, up = call.queries(n, h, i), _upstream(call, n, h, i, read)
-            _write_queries(call, n, h, i, q, up @ state.swapaxes(-1, -2), gq)
+        state = _whole_state(call, n, h, call.new_state(n, h))[:, :, None]
+        gradient = call.xp.zeros_like(state)
+        for i, c in call.blocks(call.q.shape[3]):
+            q, up = call.queries(n, h, i, c), _upstream(call, n, h, i, c, read)
             gradient += q.swapaxes(-1, -2) @ up
-        for j in call.chunks(call.k.shape[2]):
-            k, v = call.keys(n, h, j)
-            _write_keys(call, n, h, j, k, v @ gradient.swapaxes(-1, -2), k @ gradient, gk, gv)
+            _write_queries(call, n, h, i, c, up @ state.swapaxes(-1, -2), write)
+        for j, c in call.blocks(call.k.shape[2]):
+            k, v = call.keys(n, h, j, c)
+            _write_keys(call, n, h, j, v @ gradient.swapaxes(-1, -2), k @ gradient, write)
 
 
-def _upstream(call: _Call, n: slice, h: slice, i: slice, read: tuple[Any, ...]) -> Array:
+def _upstream(call: _Call, n: slice, h: slice, i: slice, c: int, read: tuple[Any, ...]) -> Array:
     """The gradient of (num, den): (g, -g·out) / den; or g, where nothing was divided."""
-    g, out, total = read
-    g = g[n, h, :, i].astype(call.q.dtype, copy=False)
+    g, out, total = (None if x is None else call.in_chunks(x[n, h, :, i], c) for x in read)
+    assert g is not None
+    g = g.astype(call.q.dtype, copy=False)
     if total is not None:
-        dots = (g * out[n, h, :, i]).sum(-1, keepdims=True)
-        g = _divided(call.xp, call.xp.concatenate([g, -dots], -1), total[n, h, :, i][..., None])
+        dots = (g * out).sum(-1, keepdims=True)
+        g = _divided(call.xp, call.xp.concatenate([g, -dots], -1), total)
     return call.stacked(g)
 
 
-def _write_queries(call: _Call, n: slice, h: slice, i: slice, features: Array, g: Array, gq: Array) -> None:
-    features, g = call.unstacked(features), call.unstacked(g)
-    gq[n, h, :, i] = call.phi.backward(call.q[n, h, :, i], features, g)
+def _write_queries(call: _Call, n: slice, h: slice, i: slice, c: int, g: Array, write: tuple[Array, ...]) -> None:
+    x = call.in_chunks(call.q[n, h, :, i], c)
+    call.in_chunks(write[0][n, h, :, i], c)[...] = call.phi.backward(x, call.unstacked(g))
 
 
-def _write_keys(
-    call: _Call, n: slice, h: slice, j: slice, features: Array, dk: Array, dv: Array, gk: Array, gv: Array
-) -> None:
-    dk, dv = call.phi.backward(call.k[n, h, j], features, dk), dv[..., : gv.shape[-1]]
+def _write_keys(call: _Call, n: slice, h: slice, j: slice, dk: Array, dv: Array, write: tuple[Array, ...]) -> None:
+    _, gk, gv = write
+    x = call.k[n, h, j]
+    dk, dv = (y.reshape(*x.shape[:-1], y.shape[-1]) for y in (dk, dv[..., : gv.shape[-1]]))
+    dk = call.phi.backward(x, dk)
     if call.mask is not None:
         seen = call.mask[n, h, j]
         dk, dv = call.xp.where(seen, dk, 0), call.xp.where(seen, dv, 0)
@@ -493,12 +546,10 @@ def continued(
     has the size of no sequence. One row at a time is the recurrent form.
     """
     call, sizes = _call_of(q, k, v, mask, (True, feature_map, decay, None))
-    out, total = _empty(call, *call.q.shape[:-1], v.shape[-1]), None
-    if call.divides:
-        total = call.xp.empty(call.q.shape[:-1], call.q.dtype)
-    start = call.new_state(slice(None), slice(None))
-    if state is not None:
-        start = state.reshape(start.shape)
-    state = _forward_group(call, slice(None), slice(None), out, total, start)
+    out, total = _results(call)
+    everything = slice(None), slice(None)
+    start = call.new_state(*everything)
+    start = start if state is None else state.reshape(start.shape)
+    state = _forward_group(call, *everything, out, total, start)
     result = cast_to(out.reshape(*sizes.scores[:-1], v.shape[-1]), np.result_type(q.dtype, k.dtype, v.dtype))
     return result, state.reshape(*sizes.lead, sizes.heads, *state.shape[-2:])

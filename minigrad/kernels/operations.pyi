@@ -54,6 +54,16 @@ def layer_norm(
     eps: float = 1e-05,
 ) -> X: ...
 def linear(x: Operand[X], weight: Operand[X], bias: Operand[X] | None = None) -> X: ...
+def linear_attention(
+    q: Operand[X],
+    k: Operand[X],
+    v: Operand[X],
+    mask: Operand[X] | None = None,
+    is_causal: bool = False,
+    feature_map: str = "elu+1",
+    decay: Any = None,
+    chunk: int | None = None,
+) -> X: ...
 def linear_cross_entropy(
     x: Operand[X],
     weight: Operand[X],

@@ -45,6 +45,12 @@ def taylor(q, k):
     return 1 + (s := q @ k.mT * q.shape[-1] ** -0.5) + s * s / 2
 
 
+def projected(layer, x, heads, size):
+    """q, k and v of x in heads (heads, T, size)."""
+    projections = layer.q_proj, layer.k_proj, layer.v_proj
+    return [p(mg.Tensor(x)).data.reshape(len(x), heads, size).swapaxes(0, 1) for p in projections]
+
+
 ROPE_PLACES = {  # weights, and those that are summed, of queries and keys (heads, T, d)
     None: lambda q, k: [elu(q) @ elu(k).mT] * 2,
     "before": lambda q, k: [elu(turned(q)) @ elu(turned(k)).mT] * 2,
@@ -58,7 +64,9 @@ def test_rope_before_and_after_the_map(place, causal, agree):
     rope = nn.RotaryEmbedding(4, 9)
     layer = nn.LinearAttention(16, 4, 2, rope=rope, rope_place=place, dtype="float64", generator=0)
     x = np.random.default_rng(1).standard_normal((9, 16))
-    q, k, v = (p(mg.Tensor(x)).data.reshape(9, -1, 4).swapaxes(0, 1) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (
+        p(mg.Tensor(x)).data.reshape(9, -1, 4).swapaxes(0, 1) for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
     k, v = np.repeat(k, 2, 0), np.repeat(v, 2, 0)
     weights, summed = (w * (np.tri(9) if causal else 1) for w in ROPE_PLACES[place](q, k))
     means = weights @ v / summed.sum(-1, keepdims=True)
@@ -69,7 +77,9 @@ def test_features_of_a_size_of_their_own(agree):
     layer = nn.LinearAttention(16, 2, **TAYLOR, dtype="float64", generator=0)
     assert [p.weight.shape for p in (layer.q_proj, layer.k_proj, layer.v_proj)] == [(4, 16), (4, 16), (16, 16)]
     x = np.random.default_rng(1).standard_normal((9, 16))
-    q, k, v = (p(mg.Tensor(x)).data.reshape(9, 2, -1).swapaxes(0, 1) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (
+        p(mg.Tensor(x)).data.reshape(9, 2, -1).swapaxes(0, 1) for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
     weights = taylor(q, k) * np.tri(9)
     means = weights / weights.sum(-1, keepdims=True) @ v
     agree(layer(mg.Tensor(x), is_causal=True), layer.output_proj(mg.Tensor(means.swapaxes(0, 1).reshape(9, 16))).data)
@@ -80,7 +90,7 @@ def test_retention_is_normalised_in_each_head(agree):
     decay = (0.9, 0.5)
     layer = nn.LinearAttention(16, 2, feature_map="identity", decay=decay, dtype="float64", generator=0)
     x = np.random.default_rng(1).standard_normal((9, 16))
-    q, k, v = (p(mg.Tensor(x)).data.reshape(9, 2, 8).swapaxes(0, 1) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = projected(layer, x, 2, 8)
     i, j = np.indices((9, 9))
     fading = np.array(decay)[:, None, None] ** np.where(j <= i, i - j, np.inf)
     sums = (q @ k.mT * 8**-0.5 * fading) @ v
@@ -235,7 +245,9 @@ def test_an_encoder_decoder(options, agree):
     for t in range(7):
         agree(model.next_logits(target[:, t : t + 1], cache).data, whole[:, t])
     model.loss(source, target, target).backward()
-    assert all(np.isfinite(p.grad).all() and p.grad.any() for name, p in model.named_parameters() if "k_proj.b" not in name)
+    assert all(
+        np.isfinite(p.grad).all() and p.grad.any() for name, p in model.named_parameters() if "k_proj.b" not in name
+    )
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

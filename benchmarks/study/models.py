@@ -36,7 +36,7 @@ KINDS = {
     "linear": Kind(("linear",), heads=(8, 16, 32)),
     "taylor 8": Kind(("linear",), TAYLOR_8),
     "taylor 16": Kind(("linear",), TAYLOR_16),
-    "retention": Kind(("linear",), {"linear": RETENTION}, heads=(8, 16, 32)),
+    "retention": Kind(("linear",), {"linear": RETENTION}),
     "window + linear": Kind(("window", "linear"), heads=(8, 16, 32)),
     "full + linear": Kind(("full", "linear")),
     "window + taylor 16": Kind(("window", "linear"), TAYLOR_16),

@@ -222,7 +222,9 @@ def text(results: Results) -> str:
         rows: list[list[Any]] = [[str(n), *(points.get(n) for points in curves.values())] for n in lengths]
         rows.append(["~ T^p, p =", *(exponent(points) for points in curves.values())])
         full = curves.get("full", {})
-        rows.append(["less than full from", *(pays_from(points, full) for points in curves.values())])
+        rows.append(
+            ["less than full from", *("" if points is full else pays_from(points, full) for points in curves.values())]
+        )
         parts.append(f"{title}:\n\n{tables.table(['T', *curves], rows)}")
     return "\n\n".join(parts)
 

@@ -55,9 +55,7 @@ TASKS = {
     "recall": Task(
         recall.trial, lambda kind: KINDS[kind].heads, (0.003, 0.006), lambda found: sum(found["accuracy"].values())
     ),
-    "language": Task(
-        language.trial, lambda kind: (language.HEAD,), (0.008, 0.016), lambda found: -found["loss"]
-    ),
+    "language": Task(language.trial, lambda kind: (language.HEAD,), (0.008, 0.016), lambda found: -found["loss"]),
 }
 
 

@@ -229,13 +229,13 @@ class Transformer(Module):
             "activation_dropout": activation_dropout,
             **drawn,
         }
-        sizes = d_model, num_heads, d_ff, dropout, activation
+        sizes: Any = d_model, num_heads, d_ff, dropout, activation
         coders, decoders = (
             shapes_of(count, attention, window=window, pattern=pattern, linear=linear)
             for count in (num_layers, num_decoder_layers)
         )
-        self.encoder = ModuleList(EncoderLayer(*sizes, **shape, **options) for shape in coders)
-        self.decoder = ModuleList(DecoderLayer(*sizes, **shape, **options) for shape in decoders)
+        self.encoder = ModuleList(EncoderLayer(*sizes, **(shape | options)) for shape in coders)
+        self.decoder = ModuleList(DecoderLayer(*sizes, **(shape | options)) for shape in decoders)
         final = norm_first if final_norm is None else final_norm
         self.encoder_norm, self.decoder_norm = (
             LayerNorm(d_model, norm_eps, **place) if final else None for _ in range(2)

@@ -122,7 +122,9 @@ class LinearAttention(MultiHeadAttention):
         """The weight of each key for each position of ``x``, (..., heads, T, T); the arguments are those of forward."""
         check_sequences(x)
         values: NDArray = array_module(x).eye(x.shape[-2], dtype=x.dtype)[None]
-        return self._means(self.q_proj(x), self.k_proj(x), values, attn_mask, is_causal, positions, None)
+        q, k = self.q_proj(x), self.k_proj(x)
+        weights: Tensor = self._means(q, k, values, attn_mask, is_causal, positions, None)
+        return weights
 
     def _means(
         self, q: Any, k: Any, values: Any, mask: Any, is_causal: bool, positions: Any, cache: KVCache | None
@@ -140,8 +142,8 @@ class LinearAttention(MultiHeadAttention):
         def attended(q: Any, k: Any, v: Any, feature_map: str, part: str) -> Any:
             if cache is None:
                 return F.linear_attention(q, k, v, mask, is_causal, feature_map, self.decay)
-            arrays = [None if x is None else asarray(x).data for x in (q, k, v, mask)]
-            out, state = continued(*arrays, cache.state(self, part), feature_map, self.decay)
+            q, k, v, hidden = (None if x is None else asarray(x).data for x in (q, k, v, mask))
+            out, state = continued(q, k, v, hidden, cache.state(self, part), feature_map, self.decay)
             cache.keep(self, part, state)
             return asarray(out)
 

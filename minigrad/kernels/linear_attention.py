@@ -61,7 +61,7 @@ def _elu(x: Any) -> Any:
 
 def _elu_backward(x: Array, g: Array) -> Array:
     xp = array_module(x)
-    return g * xp.where(x < LOWEST, 0, xp.exp(xp.minimum(x, 0)))  # type: ignore[no-any-return]
+    return g * xp.where(x < LOWEST, 0, xp.exp(xp.minimum(x, 0)))
 
 
 def _root(x: Any) -> float:
@@ -252,10 +252,9 @@ class _Call:
         self.features = self.phi.size(self.q.shape[-1])
         n, h, g = self.q.shape[:3]
         most = TILE if self.xp is np else TILE_ON_GPU
-        self.heads = (
-            h if self.xp is not np else max(1, min(h, most // (self.chunk * self.features * g), -(-n * h // 2)))
-        )
-        self.block = self.chunk * max(1, most // max(1, self.heads * self.chunk * self.features * g))
+        wide = max(1, self.chunk * self.features * g)  # features of a head in a chunk
+        self.heads = h if self.xp is not np else max(1, min(h, most // wide, -(-n * h // 2)))
+        self.block = self.chunk * max(1, most // (max(1, self.heads) * wide))
 
     def groups(self) -> list[tuple[slice, slice]]:
         """Batches and heads that are worked on together: all on a GPU, else what fits the cache, two at least."""
@@ -269,7 +268,7 @@ class _Call:
     def nanoseconds(self, products: int) -> float:
         """Estimated time on one core."""
         n, h, g, i, _ = self.q.shape
-        return n * h * g * i * 2 * self.features * (self.v.shape[-1] + self.chunk) * products * NS_PER_FLOP
+        return float(n * h * g * i * 2 * self.features * (self.v.shape[-1] + self.chunk) * products * NS_PER_FLOP)
 
     def blocks(self, length: int) -> list[tuple[slice, int]]:
         """Parts of a sequence, and the length of the chunks in them; the last chunk may be shorter."""
@@ -448,7 +447,8 @@ def _divided(xp: Any, x: Array, total: Array) -> Array:
     if not none.any():
         quotient: Array = x / total
         return quotient
-    return xp.where(none, 0, x / xp.where(none, 1, total))  # type: ignore[no-any-return]
+    masked: Array = xp.where(none, 0, x / xp.where(none, 1, total))
+    return masked
 
 
 def _backward(

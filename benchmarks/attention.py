@@ -152,14 +152,17 @@ def measure(kind: str, length: int, seconds: float) -> Found:
     before = measuring.resident_mb()
     measuring.reset_peak()
     step()
-    found = {"MB": measuring.peak_mb() - before, "ms": 1e3 * measuring.median_seconds(step, seconds, least=1)}
+    found = {"MB": measuring.peak_mb() - before, "ms": 1e3 * measuring.median_seconds(step, seconds)}
     if not kind.startswith("torch"):
         found["token ms"], found["cache MB"] = decoding(kind, length)
     return found
 
 
-def measured(kinds: list[str], lengths: list[int], seconds: float) -> Results:
-    """What each kind takes at each length; a kind ends where torch isn't installed, or memory runs short."""
+def measured(kinds: list[str], lengths: list[int], seconds: float, keep: bool) -> Results:
+    """What each kind takes at each length; left out where torch isn't installed, or memory runs short.
+
+    What is to be kept is so at once, the least of all runs: others on the machine only add to it.
+    """
     results: Results = {}
     for length, kind in itertools.product(lengths, kinds):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -170,6 +173,11 @@ def measured(kinds: list[str], lengths: list[int], seconds: float) -> Results:
                 )
             except (ImportError, MemoryError) as error:
                 print(f"{kind} at {length}: {error}")
+                continue
+        if keep:
+            before = read(RESULTS).get((kind, length), {})
+            least = {what: min(value, before.get(what, value)) for what, value in results[kind, length].items()}
+            records.add(RESULTS, {"kind": kind, "length": length, "found": least})
     return results
 
 
@@ -261,11 +269,9 @@ def main() -> None:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw what is in {RESULTS.name}, to an SVG")
     options = parser.parse_args()
-    results = measured(options.kinds, options.lengths, options.seconds)
+    results = measured(options.kinds, options.lengths, options.seconds, options.write)
     print(f"\n{measuring.machine()}, {mg.get_num_threads()} threads\n\n{text(results)}")
     if options.write:
-        for (kind, length), found in results.items():
-            records.add(RESULTS, {"kind": kind, "length": length, "found": found})
         PAGE.write_text(page(read(RESULTS)))
     if options.plot:
         draw(read(RESULTS), options.plot)

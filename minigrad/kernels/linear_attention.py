@@ -259,6 +259,8 @@ class _Call:
     def groups(self) -> list[tuple[slice, slice]]:
         """Batches and heads that are worked on together: all on a GPU, else what fits the cache, two at least."""
         n, h, g, i = self.q.shape[:4]
+        if not n * h * g * i:
+            return []
         if self.xp is not np:
             return [(slice(0, n), slice(0, h))]
         whole = h * max(i, self.chunk) * self.features * g  # features of a sequence; short ones share a group
@@ -461,7 +463,8 @@ def _backward(
     length = max(k.shape[-2], call.k.shape[2])
     gq, gk, gv = (_empty(call, *x.shape[:-2], size, x.shape[-1])
                   for x, size in ((call.q, q.shape[-2]), (call.k, length), (call.v, length)))  # fmt: skip
-    gk[:, :, call.k.shape[2] :], gv[:, :, call.k.shape[2] :] = 0, 0  # keys after the last query
+    unseen = call.k.shape[2] if call.groups() else 0  # keys after the last query
+    gk[:, :, unseen:], gv[:, :, unseen:] = 0, 0
     body = _backward_causal if call.causal else _backward_whole
     with blas_threads(1):
         run([partial(body, call, *at, read, (gq, gk, gv)) for at in call.groups()], call.nanoseconds(4))

@@ -35,7 +35,9 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
                     continue
                 drawn = {"marker": "os^vD*PX<>"[i % 10], "color": f"C{i % 10}", "markersize": 4, "linewidth": 1}
                 x, y, scatter = zip(*points, strict=True)
-                axes.errorbar(x, y, scatter, label=name, capsize=2, **drawn)
+                axes.plot(x, y, label=name, **drawn)
+                if any(scatter):
+                    axes.errorbar(x, y, scatter, color=f"C{i % 10}", capsize=2, linewidth=1)
             axes.set(xscale="log", yscale="log" if panel.log_y else "linear", ylim=panel.limits)
             across = [math.log(x, 4) for points in panel.curves.values() for x, _, _ in points] or [0]
             ticks = [4**n for n in range(math.ceil(min(across)), math.floor(max(across)) + 1)]

@@ -39,6 +39,7 @@ KINDS = {
     "retention": Kind(("linear",), {"linear": RETENTION}),
     "window + linear": Kind(("window", "linear"), heads=(8, 16, 32)),
     "full + linear": Kind(("full", "linear")),
+    "linear + full": Kind(("linear", "full")),
     "window + taylor 16": Kind(("window", "linear"), TAYLOR_16),
 }
 

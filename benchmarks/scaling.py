@@ -1,13 +1,12 @@
 """How time and memory of a training step grow, and where they must not.
 
     python benchmarks/scaling.py                          everything
-    python benchmarks/scaling.py --what length window     some of it
+    python benchmarks/scaling.py --what length steps      some of it
 
 - length: the sequence, at 2048 tokens a batch; what grows is attention, whose quadratic part is fitted
 - layers, vocabulary: the model's; both should grow in proportion
 - depth: time and memory an operation, for chains of 1 000 to 1 000 000
 - steps: memory that is held over 300 training steps; should be flat
-- window: attention that looks 256 tokens back; its time a token should be flat
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ from typing import Any
 import numpy as np
 from compare import Comparison
 from engines import ENGINES
-from harness import measuring, tables
+from harness import tables
 from harness.configs import CONFIGS, Config, initial_weights
 from harness.processes import Worker
 from op_overhead import growth, growth_table
 from safetensors.numpy import save_file
-
-import minigrad as mg
-from nn import functional as F
 
 LONG, NANO = CONFIGS["long"], CONFIGS["nano"]
 GROWING: dict[str, dict[int, Config]] = {
@@ -36,7 +32,6 @@ GROWING: dict[str, dict[int, Config]] = {
     "layers": {n: replace(LONG, context_length=256, batch_size=4, num_layers=n) for n in (1, 2, 4, 8)},
     "vocabulary": {v: replace(LONG, context_length=256, batch_size=4, vocab_size=v) for v in (256, 1024, 4096, 16384)},
 }
-WINDOW, LENGTHS = 256, (1024, 2048, 4096, 8192)
 STEPS = 300
 
 
@@ -87,20 +82,10 @@ def memory_over_steps() -> list[float]:
             return held
 
 
-def attention_ms(length: int, window: int | None) -> float:
-    """Time of causal attention forward and backward, 8 heads of 32."""
-    draw = np.random.default_rng(0).standard_normal
-    q, k, v = (mg.Tensor(draw((1, 8, length, 32), np.float32), requires_grad=True) for _ in range(3))
-    g = np.ones((1, 8, length, 32), np.float32)
-    return 1e3 * measuring.median_seconds(
-        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, window=window).backward(g), seconds=0.5
-    )
-
-
 def main() -> None:
     """Print the tables that are asked for."""
     parser = tables.parser(__doc__)
-    what = [*GROWING, "depth", "steps", "window"]
+    what = [*GROWING, "depth", "steps"]
     parser.add_argument("--what", nargs="+", choices=what, default=what, metavar="NAME", help=f"of {', '.join(what)}")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["minigrad", "torch"], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3, help="alternations (default: 3)")
@@ -115,16 +100,10 @@ def main() -> None:
         elif name == "depth":
             results[name] = growth()
             text = growth_table(results[name])
-        elif name == "steps":
+        else:
             results[name] = memory_over_steps()
             marks = (1, 10, 50, 100, 200, STEPS)
             text = tables.table(["step", *map(str, marks)], [["MB held", *(results[name][i - 1] for i in marks)]])
-        else:
-            measured = [[n, attention_ms(n, WINDOW), attention_ms(n, None)] for n in LENGTHS]
-            results[name] = measured
-            headers = ["length", f"window {WINDOW}: ms", "µs a token", "causal: ms", "µs a token"]
-            rows = [[str(n), near, 1e3 * near / n, far, 1e3 * far / n] for n, near, far in measured]
-            text = tables.table(headers, rows)
         print(text, end="\n\n", flush=True)
     tables.write_json(options.json, results)
 

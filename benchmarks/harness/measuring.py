@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,15 @@ def trim() -> None:
     """Give back to the system what malloc keeps of freed memory, so that none of it hides what comes; glibc's alone."""
     if hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
+
+
+def held_mb(cache: Any) -> float:
+    """What a KVCache has allocated in all layers, in MB."""
+
+    def nbytes(held: Any) -> int:
+        return sum(map(nbytes, held)) if isinstance(held, tuple) else getattr(held, "nbytes", 0)
+
+    return nbytes((*cache._own.values(), *cache._states.values())) / 2**20
 
 
 def median_seconds(call: Callable[[], object], seconds: float, least: int = 3) -> float:

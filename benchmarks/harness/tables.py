@@ -29,6 +29,13 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def put(page: str, name: str, text: str) -> str:
+    """The page with ``text`` in its place: between the comments ``<!-- name -->`` and ``<!-- end -->``."""
+    start, end = f"<!-- {name} -->\n", "<!-- end -->"
+    before, rest = page.split(start)
+    return f"{before}{start}{text}\n{rest[rest.index(end) :]}"
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """A parser for a benchmark's command line, with what every benchmark takes."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

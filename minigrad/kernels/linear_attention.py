@@ -258,12 +258,14 @@ class _Call:
 
     def groups(self) -> list[tuple[slice, slice]]:
         """Batches and heads that are worked on together: all on a GPU, else what fits the cache, two at least."""
-        n, h = self.q.shape[:2]
-        if not math.prod(self.q.shape[:-1]):
+        n, h, g, i = self.q.shape[:4]
+        if not n * h * g * i:
             return []
         if self.xp is not np:
             return [(slice(0, n), slice(0, h))]
-        return [(slice(b, b + 1), slice(a, min(a + self.heads, h))) for b in range(n) for a in range(0, h, self.heads)]
+        whole = h * max(i, self.chunk) * self.features * g  # features of a sequence; short ones share a group
+        batches = max(1, min(TILE // max(1, whole), -(-n // 2)))
+        return [(b, a) for b in _parts(0, n, batches) for a in _parts(0, h, self.heads)]
 
     def nanoseconds(self, products: int) -> float:
         """Estimated time on one core."""

@@ -1,4 +1,5 @@
-"""The figures of speed in README.md and docs/performance.md are those of benchmarks/results.md.
+"""The figures of speed in README.md and docs/performance.md are those of benchmarks/results.md; the tables of
+docs/attention.md those of benchmarks/results/.
 
 ``python tests/docs/test_figures.py`` copies them.
 """
@@ -6,9 +7,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import attention
+import attention_study
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results.md"
@@ -51,6 +57,14 @@ def test_the_figures_are_those_of_the_results(page: Path) -> None:
     assert text == copied(page), "python tests/docs/test_figures.py copies them"
 
 
+def test_the_tables_of_attention_are_those_of_the_results() -> None:
+    text = attention.PAGE.read_text()
+    for program in (attention, attention_study):
+        assert text == program.page(program.read(program.RESULTS)), "python tests/docs/test_figures.py copies them"
+
+
 if __name__ == "__main__":
+    for program in (attention, attention_study):
+        program.PAGE.write_text(program.page(program.read(program.RESULTS)))
     for page in PAGES:
         page.write_text(copied(page))

@@ -256,6 +256,9 @@ def test_tied_models_share_one_matrix_through_loading_and_steps():
     assert model.lm_head.weight is model.token_embeddings.weight
     assert model.lm_head.weight.name == "token_embeddings.weight"
     assert abs(make(tie_embeddings=True, vocab_size=3000).lm_head.weight.numpy().std() / 0.25 - 0.9866) < 0.01
+    assert (
+        abs(make(scale_embeddings=True, vocab_size=3000).token_embeddings.weight.numpy().std() / 0.25 - 0.9866) < 0.01
+    )
     model.load_state_dict(make(tie_embeddings=True, generator=2).state_dict())
     optimizer = optim.AdamW(model.parameters(), lr=0.1)
     model.loss(TOKENS, TARGETS).backward()

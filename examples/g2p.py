@@ -83,7 +83,6 @@ class Config(TrainingFlags):
     n_embd: int = flag(128, integer(1), "width of the model")
     d_ff: int = flag(512, integer(1), "width inside the feed-forward layers")
     dropout: float = flag(0.0, fraction, "share of activations dropped")
-    label_smoothing: float = flag(0.1, fraction, "share of the probability that goes to all phonemes alike")
     eval_words: int = changeable_flag(500, integer(0), "validation words pronounced in an evaluation; 0: all")
     beam_size: int = changeable_flag(
         4, integer(1), "beams of the search for held-out words; 1: the likeliest phoneme each time"
@@ -115,6 +114,7 @@ SMALL: dict[str, Any] = {
     "checkpoint_interval": 100,
     "keep_checkpoints": 5,
     "weight_decay": 0.01,
+    "label_smoothing": 0.1,
 }
 FULL: dict[str, Any] = {
     **SMALL,

@@ -95,6 +95,7 @@ class Config(TrainingFlags):
     )
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     tie_embeddings: bool = flag(False, None, "one matrix for the embeddings and the output")
+    scale_embeddings: bool = flag(False, None, "multiply the embeddings by the root of the width")
     recompute: str = changeable_flag(
         "none", one_of(*RECOMPUTED), "less memory: compute these parts of a block again in the backward pass"
     )
@@ -172,6 +173,7 @@ def build_model(config: Config, vocab_size: int, run: Run) -> nn.TransformerLM:
         "d_ff": config.d_ff,
         "dropout": config.dropout,
         "tie_embeddings": config.tie_embeddings,
+        "scale_embeddings": config.scale_embeddings,
         "norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "rope_layout": "interleaved",
@@ -276,7 +278,7 @@ def train(config: Config, run: Run) -> int:
         batches=RandomBlocks(
             corpus.training, config.batch_size, config.block_size, config.seed, config.overfit_single_batch
         ),
-        loss=model.loss,
+        loss=functools.partial(model.loss, label_smoothing=config.label_smoothing),
         count=lambda inputs, targets: targets.size,
         evaluate=lambda: evaluate(config, model, corpus, run),
         sample=lambda step: sample(config, model, corpus, prompt, run),

@@ -103,6 +103,7 @@ class MultiHeadAttention(Module):
         x: Tensor,
         context: Tensor | None = None,
         *,
+        values: Tensor | None = None,
         attn_mask: TensorLike | None = None,
         is_causal: bool = False,
         positions: TensorLike | None = None,
@@ -110,13 +111,14 @@ class MultiHeadAttention(Module):
     ) -> Tensor:
         """Attention of the positions of ``x`` (..., T, d_model) to each other, or to ``context`` (..., S, d_model).
 
+        - values: (..., S, d_model), what is read where the keys are those of context; by default context too
         - attn_mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, T, S)
         - is_causal: position i sees positions up to i alone
         - positions: of x, for rope: integers (T,) or (..., T); by default they count on from the cache, or from 0
         - cache: holds keys and values of earlier positions, and takes those of x; x sees all of them that a window
           leaves. With a context: holds the context's keys and values, which the first call computes
         """
-        q, k, v = self._heads(x, context, positions, cache)
+        q, k, v = self._heads(x, context, positions, cache, values)
         return self._output(q, k, v, attn_mask, is_causal, None if context is not None else cache)
 
     def attend(
@@ -152,9 +154,14 @@ class MultiHeadAttention(Module):
         shape: dict[str, Any] = {"window": self.window, "pattern": self.pattern}
         return F.scaled_dot_product_attention(q, k, keys, attn_mask, is_causal, **shape)
 
-    def _heads(self, x: Any, context: Any, positions: Any, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(
+        self, x: Any, context: Any, positions: Any, cache: KVCache | None, values: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x; keys and values of the context, or of the cache and x."""
-        check_sequences(x, context)
+        check_sequences(x, context, values)
+        if values is not None and np.shape(values)[:-1] != np.shape(context)[:-1]:
+            got = f"values {np.shape(values)}, context {'None' if context is None else np.shape(context)}"
+            raise ShapeError("a value for each key of the context", got, "attention(x, keys, values=values)")
         if context is None:
             return self._own_heads(self.q_proj(x), self.k_proj(x), self.v_proj(x), positions, cache)
         if self.window is not None or self.pattern is not None:
@@ -162,7 +169,7 @@ class MultiHeadAttention(Module):
             raise ArgumentError("no window and no pattern where there is a context", got, "they are of one sequence")
 
         def keys_and_values() -> tuple[Any, Any]:
-            k, v = self.k_proj(context), self.v_proj(context)
+            k, v = self.k_proj(context), self.v_proj(context if values is None else values)
             return self._turned(k, self.num_kv_heads, None), split_heads(v, self.num_kv_heads)
 
         q = self._turned(self.q_proj(x), self.num_heads, places_of(positions, cache, x.shape[-2]))

@@ -154,7 +154,7 @@ class Transformer(Module):
     """The encoder-decoder: source ids (batch, S) and target ids (batch, T) to the next target token's logits.
 
     ``embeddings · √d_model + sinusoids`` into num_layers encoder layers; the decoder's layers see the target up to each
-    position and all of the encoded source; a linear head without bias gives logits (batch, T, tgt_vocab_size).
+    position and all of the encoded source; a linear head gives logits (batch, T, tgt_vocab_size).
 
     - norm_first: pre-norm; final_norm: a LayerNorm after the last layer of encoder and decoder. By default it is there
       with pre-norm, which needs it, but not with post-norm, as in the original; torch always has it
@@ -162,6 +162,7 @@ class Transformer(Module):
     - share_embeddings: one matrix for source and target; tie_embeddings: the head uses the target's matrix (the
       original does both)
     - scale_embeddings: embeddings are multiplied by √d_model, and start with σ = 1/√d_model
+    - head_bias: the head has a bias, ``lm_head.bias``
     - dropout: of embeddings and branches; activation, attention_dropout, activation_dropout: those of EncoderLayer
     - max_len: the longest source and target; num_decoder_layers: num_layers if not given
     - attention, window, pattern, linear: the kinds of self-attention as in TransformerLM, in encoder and decoder; the
@@ -196,6 +197,7 @@ class Transformer(Module):
         share_embeddings: bool = False,
         tie_embeddings: bool = False,
         scale_embeddings: bool = True,
+        head_bias: bool = False,
         num_decoder_layers: int | None = None,
         attention: str | Sequence[str] | None = None,
         window: int | Sequence[int | None] | None = None,
@@ -240,7 +242,7 @@ class Transformer(Module):
         self.encoder_norm, self.decoder_norm = (
             LayerNorm(d_model, norm_eps, **place) if final else None for _ in range(2)
         )
-        self.lm_head = Linear(d_model, tgt_vocab_size, bias=False, **drawn)
+        self.lm_head = Linear(d_model, tgt_vocab_size, head_bias, **drawn)
         if share_embeddings:
             self.tgt_embeddings.weight = self.src_embeddings.weight
         if tie_embeddings:

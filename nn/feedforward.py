@@ -16,7 +16,12 @@ from .checks import check_sizes
 from .linear import Linear
 from .module import Module
 
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "sigmoid": F.sigmoid,
+}
 
 
 def swiglu_width(d_model: int) -> int:
@@ -76,7 +81,9 @@ class SwiGLU(Module):
 class FeedForward(Module):
     """``w2(dropout(activation(w1 x)))`` with biases, (..., d_model) to (..., d_model) through d_ff units.
 
-    activation: "relu", "gelu", "silu", or a function. Vaswani et al., "Attention is all you need" (2017), eq. 2.
+    activation: "relu", "gelu", "silu", "sigmoid", or a function. Vaswani et al., "Attention is all you need" (2017),
+    eq. 2. With gated ``w2(dropout(activation(w1 x) · w3 x))``: "sigmoid" is then the GLU layer, "relu" ReGLU, "gelu"
+    GEGLU, "silu" SwiGLU and ``lambda x: x`` Bilinear of Shazeer, "GLU Variants Improve Transformer" (2020).
 
     >>> import minigrad as mg
     >>> FeedForward(8, 32, "gelu")(mg.ones((2, 8))).shape
@@ -91,6 +98,7 @@ class FeedForward(Module):
         dropout: float = 0.0,
         bias: bool = True,
         *,
+        gated: bool = False,
         dtype: DType = None,
         device: str | None = None,
         generator: Any = None,
@@ -102,13 +110,15 @@ class FeedForward(Module):
         kinds: dict[str, Any] = {"dtype": dtype, "device": device, "generator": random.generator(generator)}
         self.w1 = Linear(d_model, d_ff, bias, **kinds)
         self.w2 = Linear(d_ff, d_model, bias, **kinds)
+        self.w3 = Linear(d_model, d_ff, bias, **kinds) if gated else None
         self.activation = activation
         self.dropout = Dropout(dropout)
 
     def forward(self, x: TensorLike) -> Tensor:
-        """``w2(dropout(activation(w1 x)))``."""
+        """``w2(dropout(activation(w1 x)))``, or ``w2(dropout(activation(w1 x) · w3 x))``."""
         activation = self.activation if callable(self.activation) else ACTIVATIONS[self.activation]
-        return self.w2(self.dropout(activation(self.w1(x))))
+        units = activation(self.w1(x))
+        return self.w2(self.dropout(units if self.w3 is None else units * self.w3(x)))
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}" if isinstance(self.activation, str) else ""

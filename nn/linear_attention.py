@@ -74,6 +74,7 @@ class LinearAttention(MultiHeadAttention):
         x: Tensor,
         context: Tensor | None = None,
         *,
+        values: Tensor | None = None,
         attn_mask: TensorLike | None = None,
         is_causal: bool = False,
         positions: TensorLike | None = None,
@@ -85,7 +86,7 @@ class LinearAttention(MultiHeadAttention):
         - cache: holds the state after earlier positions; x must then be read causally
         """
         check_sequences(x, context)
-        if context is not None:
+        if context is not None or values is not None:
             raise ArgumentError("no context in linear attention", "one", "it is attention within one sequence")
         return self.attend(
             self.q_proj(x), self.k_proj(x), self.v_proj(x),

@@ -124,12 +124,14 @@ class TransformerBlock(Module):
 class TransformerLM(Module):
     """A decoder-only language model: token ids (batch, sequence) to the next token's logits (batch, sequence, vocab).
 
-    Token embeddings, num_layers pre-norm blocks with rotary attention and SwiGLU, RMSNorm, a linear head; no biases.
+    Token embeddings, num_layers pre-norm blocks with rotary attention and SwiGLU, RMSNorm, a linear head; no biases but
+    that of the head, if asked for.
 
     - d_ff: width of the feed-forward layers, by default 8/3 d_model rounded up to a multiple of 64
     - num_kv_heads: heads of keys and values, fewer than num_heads for grouped-query attention
     - tie_embeddings: the head uses the embeddings' matrix, which then starts with σ = 1/√d_model
-    - scale_embeddings: embeddings are multiplied by √d_model
+    - scale_embeddings: embeddings are multiplied by √d_model, and start with σ = 1/√d_model
+    - head_bias: the head has a bias, ``lm_head.bias``
     - dropout: of the embeddings, attention weights and both branches of each block
     - rope_layout, rope_scaling: those of RotaryEmbedding; head_dim: d_model / num_heads if not given
     - attention: the kind of each layer, "full", "window", "blocks" or "linear", or a list of kinds; by default what
@@ -166,6 +168,7 @@ class TransformerLM(Module):
         num_kv_heads: int | None = None,
         tie_embeddings: bool = False,
         scale_embeddings: bool = False,
+        head_bias: bool = False,
         dropout: float = 0.0,
         norm_eps: float = 1e-5,
         rope_layout: str = "interleaved",
@@ -188,7 +191,7 @@ class TransformerLM(Module):
         size = head_sizes(d_model, num_heads, num_kv_heads, head_dim)[2]
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         drawn = {**place, "generator": random.generator(generator)}
-        std = 1 / math.sqrt(d_model) if tie_embeddings else 1.0
+        std = 1 / math.sqrt(d_model) if tie_embeddings or scale_embeddings else 1.0
         self.token_embeddings = Embedding(vocab_size, d_model, std=std, **drawn)
         self.dropout = Dropout(dropout)
         shapes = shapes_of(num_layers, attention, window=window, pattern=pattern, linear=linear)
@@ -203,7 +206,7 @@ class TransformerLM(Module):
             for d, shape in zip(turned, shapes, strict=True)
         )
         self.ln_final = RMSNorm(d_model, norm_eps, **place)
-        self.lm_head = Linear(d_model, vocab_size, bias=False, **drawn)
+        self.lm_head = Linear(d_model, vocab_size, head_bias, **drawn)
         if tie_embeddings:
             self.lm_head.weight = self.token_embeddings.weight
 

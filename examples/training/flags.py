@@ -198,6 +198,9 @@ class TrainingFlags(RunFlags):
         None, not_negative, "learning rate when its cosine decay ends (default: a tenth of --learning-rate)"
     )
     warmup_iters: int = flag(100, integer(0), "updates in which the learning rate rises from 0")
+    schedule: str = flag(
+        "cosine", one_of("cosine", "noam"), "decay after the warm-up: a cosine with an end, or 1/√update without one"
+    )
     lr_decay_iters: int | None = flag(
         None, integer(1), "update at which the decay ends (default: --max-iters when the run begins)"
     )
@@ -205,15 +208,22 @@ class TrainingFlags(RunFlags):
     beta2: float = flag(0.99, fraction, "AdamW's β2: how long it remembers squared gradients")
     weight_decay: float = flag(0.1, not_negative, "AdamW's weight decay, of matrices alone")
     grad_clip: float = flag(1.0, not_negative, "norm to which longer gradients are shortened; 0 is off")
+    label_smoothing: float = flag(
+        0.0, fraction, "share of the probability that goes to all classes alike in training; evaluations have none"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.lr_decay_iters = self.lr_decay_iters or self.max_iters or None  # kept when the run is continued
-        self.min_lr = self.learning_rate / 10 if self.min_lr is None else self.min_lr
+        if self.schedule == "cosine":
+            self.lr_decay_iters = self.lr_decay_iters or self.max_iters or None  # kept when the run is continued
+            self.min_lr = self.learning_rate / 10 if self.min_lr is None else self.min_lr
 
     def check(self) -> list[str]:
         problems = super().check()
-        if self.min_lr is not None and self.min_lr > self.learning_rate:
+        if self.schedule == "noam":
+            ends = [spelling(name) for name in ("min_lr", "lr_decay_iters") if getattr(self, name) is not None]
+            problems += [f"{name}: expected none with --schedule noam, whose decay has no end" for name in ends]
+        elif self.min_lr is not None and self.min_lr > self.learning_rate:
             problems.append(f"--min-lr: expected at most --learning-rate {self.learning_rate:g}, got {self.min_lr:g}")
         return problems
 

@@ -117,7 +117,14 @@ def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, 
 
 
 def learning_rate(config: TrainingFlags, step: int) -> float:
-    """The rate of an update, the first being number 1."""
+    """The rate of an update, the first being number 1; both schedules rise to --learning-rate.
+
+    The paper's own peak of noam is 1 / √(width · warm-up).
+    """
+    if config.schedule == "noam":
+        return optim.noam_schedule(
+            step, 1, config.warmup_iters, factor=config.learning_rate * math.sqrt(config.warmup_iters or 1)
+        )
     total = config.lr_decay_iters or config.max_iters
     return optim.cosine_schedule(step, config.learning_rate, config.min_lr or 0.0, config.warmup_iters, total)
 

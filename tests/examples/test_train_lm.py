@@ -18,7 +18,7 @@ import generate
 import numpy as np
 import pytest
 import train_lm
-from text.corpus import read_corpus
+from text.corpus import RandomBlocks, read_corpus
 from text.tokenizers import BpeTokenizer
 from training import loop as training_loop
 from training import memory as training_memory
@@ -109,6 +109,24 @@ def test_five_and_five_updates_are_ten(
         states = [open_checkpoint(tmp_path / name / f"step_{n:08}").load("scaler") for name, n in SAVED]
         assert 0 < states[0]["skipped"] < states[1]["skipped"]
         assert states[1] == states[2]
+
+
+def test_smoothing_scaling_and_noam_do_what_they_say(train: Train, text: Path, tmp_path: Path) -> None:
+    flags = "--scale-embeddings --label-smoothing 0.5 --schedule noam --warmup-iters 4 --learning-rate 0.01"
+    assert train("run", f"{flags} --max-iters 9 --log-interval 1 --checkpoint-interval 1 --keep-checkpoints 20") == 0
+    assert train("run", "--max-iters 16") == 0  # goes on as it was
+    lines = metrics(tmp_path / "run")
+    assert [line["lr"] for line in lines[1:]] == pytest.approx([0.01 * min(n / 4, 2 * n**-0.5) for n in range(1, 17)])
+    saved = open_checkpoint(tmp_path / "run" / "step_00000015")
+    model = saved.empty_model(nn.TransformerLM, "cpu")
+    model.load_state_dict(saved.load("model"))
+    assert model.embedding_scale == 4.0
+    batches = RandomBlocks(read_corpus([text], None, None).training, 2, 8, 0)
+    batches.load_state_dict(saved.load("batches"))
+    inputs, targets = batches.draw()
+    log_p = mg.log_softmax(model(inputs)).numpy()
+    own = np.take_along_axis(log_p, np.asarray(targets)[..., None], -1).mean()
+    assert lines[16]["train_loss"] == pytest.approx(-0.5 * own - 0.5 * log_p.mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("flags", ["--dropout 0.1", "--dtype float16"])

@@ -1,5 +1,6 @@
 """Flags: spelling, defaults, every mistake reported, and what a continued run may be given."""
 
+import dataclasses
 import re
 import sys
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import train_lm
 from training import flags as tf
+from training import loop
 
 
 @dataclass(kw_only=True)
@@ -150,3 +152,35 @@ def test_bfloat16_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tf.RunFlags(device="cpu", dtype="float16").check() == []
     (problem,) = tf.RunFlags(device="cpu", dtype="bfloat16").check()
     assert problem == "--dtype: bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
+
+
+def trainer_problems(line: str) -> list[str]:
+    try:
+        tf.complete(tf.TrainingFlags, *tf.parse(tf.TrainingFlags, line.split(), "prog", "About."))
+    except tf.FlagErrors as error:
+        return error.problems
+    return []
+
+
+def test_noam_has_no_end_that_a_flag_could_set() -> None:
+    assert trainer_problems("--schedule noam --device cpu") == []
+    found = trainer_problems("--schedule noam --min-lr 1e-5 --lr-decay-iters 9 --device cpu")
+    assert [text.partition(":")[0] for text in found] == ["--min-lr", "--lr-decay-iters"]
+
+
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_the_rate_of_noam_reaches_the_learning_rate_and_falls_with_the_root(warmup: int) -> None:
+    config = tf.TrainingFlags(schedule="noam", learning_rate=0.5, warmup_iters=warmup, device="cpu")
+    rates = [loop.learning_rate(config, step) for step in (1, 2, 4, 16, 10**6)]
+    peak = 0.5 * (warmup or 1) ** 0.5
+    assert rates == pytest.approx(
+        [0.125, 0.25, 0.5, 0.25, 1e-3] if warmup else [peak * n**-0.5 for n in (1, 2, 4, 16, 1e6)]
+    )
+
+
+def test_a_continued_run_of_noam_keeps_its_schedule() -> None:
+    stored = dataclasses.asdict(tf.TrainingFlags(schedule="noam", device="cpu"))
+    config, found = tf.merge(tf.TrainingFlags, {}, stored)
+    assert (config.schedule, config.min_lr, config.lr_decay_iters, found) == ("noam", None, None, [])
+    older = {name: value for name, value in stored.items() if name not in ("schedule", "label_smoothing")}
+    assert tf.merge(tf.TrainingFlags, {}, older)[0].schedule == "cosine"

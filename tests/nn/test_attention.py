@@ -260,6 +260,24 @@ def test_cross_attention_is_that_of_torch(agree_with_torch, rng):
     agree_with_torch(ours, theirs, rng.standard_normal((2, 5, 8)), rng.standard_normal((2, 7, 8)))
 
 
+def test_values_may_be_of_another_sequence_than_keys(agree, rng):
+    ours = nn.MultiHeadAttention(8, 2, bias=True, dtype="float64", generator=1)
+    theirs = torch.nn.MultiheadAttention(8, 2, dtype=D, batch_first=True)
+    names = ("q_proj", "k_proj", "v_proj")
+    with torch.no_grad():
+        for kind, there in (("weight", theirs.in_proj_weight), ("bias", theirs.in_proj_bias)):
+            there[:] = torch.tensor(np.concatenate([getattr(getattr(ours, name), kind).data for name in names]))
+        theirs.out_proj.weight[:] = torch.tensor(ours.output_proj.weight.data)
+    x, keys, values = rng.standard_normal((2, 5, 8)), *rng.standard_normal((2, 2, 7, 8))
+    there = theirs(*map(torch.tensor, (x, keys, values)), need_weights=False)[0]
+    agree(ours(mg.Tensor(x), mg.Tensor(keys), values=mg.Tensor(values)), there)
+    for wrong in (mg.ones((2, 6, 8)), mg.ones((1, 7, 8))):
+        with pytest.raises(ShapeError, match="a value for each key"):
+            ours(mg.Tensor(x), mg.Tensor(keys), values=wrong)
+    with pytest.raises(ShapeError, match="context None"):
+        ours(mg.Tensor(x), values=mg.Tensor(values))
+
+
 @pytest.mark.cpu_only("the memory order of a kernel of the CPU")
 def test_heads_are_read_in_place(rng):
     """The heads' views of the projections, and the result for the output projection, are not copied."""

@@ -278,7 +278,7 @@ def test_the_loss_is_that_of_the_logits_whatever_the_head(change):
     if change == "a hook":
         model.lm_head.register_forward_hook(lambda module, inputs, output: output * 3)
     elif change == "a bias":
-        model.lm_head = nn.Linear(12, 13, dtype="float64")
+        model = make(pad_id=PAD, head_bias=True)
         model.lm_head.bias.data = np.arange(13.0)
     else:
         model.lm_head = nn.Sequential(nn.Linear(12, 5, dtype="float64"), nn.Linear(5, 13, dtype="float64"))

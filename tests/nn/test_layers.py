@@ -72,6 +72,8 @@ class TorchFFN(torch.nn.Module):
         (nn.FeedForward(4, 6, "relu", **D64), TorchFFN(False, True, TF.relu)),
         (nn.FeedForward(4, 6, "gelu", bias=False, **D64), TorchFFN(False, False, TF.gelu)),
         (nn.FeedForward(4, 6, mg.tanh, **D64), TorchFFN(False, True, torch.tanh)),
+        (nn.FeedForward(4, 6, "sigmoid", bias=False, gated=True, **D64), TorchFFN(True, False, torch.sigmoid)),
+        (nn.FeedForward(4, 6, "gelu", gated=True, **D64), TorchFFN(True, True, TF.gelu)),
     ],
 )
 def test_feed_forward_is_that_of_torch(agree_with_torch, ours, theirs):

@@ -13,7 +13,7 @@ import minigrad as mg
 import nn
 import optim
 from minigrad.engine import core
-from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError, StateError
 from nn import functional as F
 
 SIZES = {"vocab_size": 11, "context_length": 9, "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 24}
@@ -58,7 +58,7 @@ def llama(w, tokens, heads=4, kv_heads=4, theta=10000.0, eps=1e-5, layout="inter
         y = rms_norm(x, w[at + "ln2.weight"])
         y = TF.silu(y @ w[at + "ffn.w1.weight"].T) * (y @ w[at + "ffn.w3.weight"].T)
         x = x + y @ w[at + "ffn.w2.weight"].T
-    return rms_norm(x, w["ln_final.weight"]) @ w["lm_head.weight"].T
+    return rms_norm(x, w["ln_final.weight"]) @ w["lm_head.weight"].T + w.get("lm_head.bias", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,14 @@ def llama(w, tokens, heads=4, kv_heads=4, theta=10000.0, eps=1e-5, layout="inter
         ({"num_kv_heads": 2, "rope_layout": "half", "norm_eps": 0.1}, {"kv_heads": 2, "layout": "half", "eps": 0.1}),
         ({"head_dim": 6, "rope_theta": 100.0, "num_kv_heads": 1}, {"theta": 100.0, "kv_heads": 1}),
         ({"tie_embeddings": True, "scale_embeddings": True}, {"scale": 4.0}),
+        ({"head_bias": True}, {}),
+        ({"head_bias": True, "tie_embeddings": True}, {}),
     ],
 )
 def test_language_model_is_that_of_torch(agree, options, same):
     model = make(**options)
+    if "head_bias" in options:
+        model.lm_head.bias.data[:] = np.arange(11) / 10
     w = {name: torch.tensor(p.numpy(), requires_grad=True) for name, p in model.named_parameters()}
     theirs = {**w, "lm_head.weight": w["token_embeddings.weight"]} if "tie_embeddings" in options else w
     logits = llama(theirs, torch.tensor(TOKENS), **same)
@@ -83,6 +87,25 @@ def test_language_model_is_that_of_torch(agree, options, same):
     loss.backward()
     for name, parameter in model.named_parameters():
         agree(parameter.grad, w[name].grad)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_bias_of_the_head_is_saved_generated_with_and_asked_for(agree, tied, tmp_path):
+    """What was saved without one still loads where none is asked for, and nowhere else."""
+    model, other = (make(head_bias=True, tie_embeddings=tied, generator=seed) for seed in (1, 2))
+    model.lm_head.bias.data[:] = np.arange(11) % 3
+    mg.save(tmp_path / "model.safetensors", model.state_dict())
+    other.load_state_dict(mg.load(tmp_path / "model.safetensors"))
+    agree(other(TOKENS), model(TOKENS).data)
+    agree(model.next_logits(TOKENS), model(TOKENS).data[:, -1])
+    agree(model.next_logits(TOKENS[:, :1], nn.KVCache(model)), model(TOKENS[:, :1]).data[:, -1])
+    with pytest.raises(ArgumentError, match=r"lm_head\.bias"):
+        nn.save_llama(model, tmp_path / "llama")
+    old = make(tie_embeddings=tied)
+    assert model.state_dict().keys() - old.state_dict().keys() == {"lm_head.bias"}
+    old.load_state_dict(make(tie_embeddings=tied, generator=3).state_dict())
+    with pytest.raises(StateError, match=r"missing: lm_head\.bias"):
+        model.load_state_dict(old.state_dict())
 
 
 def test_second_derivatives_are_those_of_torch(agree):
@@ -233,6 +256,9 @@ def test_tied_models_share_one_matrix_through_loading_and_steps():
     assert model.lm_head.weight is model.token_embeddings.weight
     assert model.lm_head.weight.name == "token_embeddings.weight"
     assert abs(make(tie_embeddings=True, vocab_size=3000).lm_head.weight.numpy().std() / 0.25 - 0.9866) < 0.01
+    assert (
+        abs(make(scale_embeddings=True, vocab_size=3000).token_embeddings.weight.numpy().std() / 0.25 - 0.9866) < 0.01
+    )
     model.load_state_dict(make(tie_embeddings=True, generator=2).state_dict())
     optimizer = optim.AdamW(model.parameters(), lr=0.1)
     model.loss(TOKENS, TARGETS).backward()

@@ -56,8 +56,8 @@ __version__ = "0.1.0"
 # fmt: off
 __all__ = [
     "REGISTRY", "Instrument", "MiniGradError", "Observer", "Primitive", "Tensor", "abs", "arange", "array", "asarray",
-    "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "distributed", "draw", "elementwise", "elementwise_grad",
-    "enable_grad", "errors",
+    "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "distributed", "draw", "elementwise",
+    "elementwise_grad", "enable_grad", "errors",
     "eye", "from_dlpack", "full", "full_like", "functional", "fused", "get_num_threads", "grad", "gradcheck",
     "gradgradcheck", "hessian", "hvp", "i0", "is_compiled", "is_grad_enabled", "jacobian", "jvp", "linalg",
     "linspace", "load", "load_metadata", "log_softmax", "matrix_transpose", "memory_summary", "no_grad", "ones",

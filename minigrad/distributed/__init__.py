@@ -13,7 +13,8 @@
         optimizer.step()
 
 Every rank makes the same calls in the same order, as MPI asks for. ``communicator.py`` has the exchanges, ``mpi.py``
-carries them, ``current.py`` finds out who is there, ``gradients.py`` and ``replicas.py`` are for the loop; ``optim.ShardedOptimizer`` builds on them.
+carries them, ``current.py`` finds out who is there, ``gradients.py`` and ``replicas.py`` are for the loop;
+``optim.ShardedOptimizer`` builds on them.
 """
 
 from minigrad.distributed.communicator import Communicator

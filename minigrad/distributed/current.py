@@ -8,8 +8,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from minigrad.backend import Array
 from minigrad.distributed.communicator import Communicator
 from minigrad.distributed.mpi import Mpi
@@ -68,7 +66,7 @@ def size() -> int:
 def all_reduce(array: Array, op: str = "sum", reduce: str = "ordered") -> Array:
     """:meth:`Communicator.all_reduce` of the communicator that ``init`` found.
 
-    >>> all_reduce(np.array([1.0, 2.0])) / size()
+    >>> all_reduce([1.0, 2.0]) / size()
     array([1., 2.])
     """
     return _current.all_reduce(array, op, reduce)
@@ -77,7 +75,7 @@ def all_reduce(array: Array, op: str = "sum", reduce: str = "ordered") -> Array:
 def broadcast(array: Array, root: int = 0) -> Array:
     """:meth:`Communicator.broadcast` of the communicator that ``init`` found.
 
-    >>> broadcast(np.array([1.0, 2.0]))
+    >>> broadcast([1.0, 2.0])
     array([1., 2.])
     """
     return _current.broadcast(array, root)
@@ -86,7 +84,7 @@ def broadcast(array: Array, root: int = 0) -> Array:
 def reduce_scatter(array: Array, op: str = "sum") -> Array:
     """:meth:`Communicator.reduce_scatter` of the communicator that ``init`` found.
 
-    >>> reduce_scatter(np.array([1.0, 2.0]))
+    >>> reduce_scatter([1.0, 2.0])
     array([1., 2.])
     """
     return _current.reduce_scatter(array, op)
@@ -95,7 +93,7 @@ def reduce_scatter(array: Array, op: str = "sum") -> Array:
 def all_gather(array: Array) -> Array:
     """:meth:`Communicator.all_gather` of the communicator that ``init`` found.
 
-    >>> all_gather(np.array([1.0, 2.0]))
+    >>> all_gather([1.0, 2.0])
     array([1., 2.])
     """
     return _current.all_gather(array)
@@ -116,7 +114,7 @@ def abort_on_error() -> Iterator[None]:
     Without this, the other ranks would wait for ever in their next exchange. Where all ranks fail alike, each raises.
 
     >>> with abort_on_error():
-    ...     total = all_reduce(np.ones(2))
+    ...     total = all_reduce([1.0])
     """
     try:
         yield

@@ -176,7 +176,7 @@ class ShardedOptimizer:
     def _take(self, states: list[dict[str, Any]]) -> None:
         """Keep of the whole optimizer's states this rank's share."""
         groups = [{**group, "params": []} for group in self.param_groups]
-        self._mine.state, mine = [], [[] for _ in groups]
+        mine: list[list[dict[str, Any]]] = [[] for _ in groups]
         for (g, _), pieces in zip(self._buckets, self._pieces, strict=True):
             groups[g]["params"] += [piece for *_, piece in pieces]
             for param, _, from_param, _ in pieces:

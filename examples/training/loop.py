@@ -122,7 +122,7 @@ def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, 
     tokens = sum(counts)
     if mg.distributed.size() > 1:
         total = mg.distributed.average_gradients(task.model.parameters(), tokens)
-        loss, tokens = mg.distributed.all_reduce(np.float64(loss) * tokens / total)[()], int(total)
+        loss, tokens = mg.distributed.all_reduce(np.float64(loss) * tokens / (total or 1))[()], int(total)
     scaler.unscale_(optimizer)
     norm = optim.clip_grad_norm(task.model.parameters(), config.grad_clip or math.inf)
     good = np.isfinite(loss) & np.isfinite(norm)

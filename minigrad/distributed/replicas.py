@@ -42,7 +42,7 @@ def check_replicas(model: Any, communicator: Communicator | None = None) -> None
     if ranks.size > 1:
         held = hashlib.blake2b(digest_size=16)
         for array in model.state_dict().values():
-            held.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            held.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         hint = "train on the averaged gradients alone; a buffer that each rank computes must be sent by broadcast_model"
         _compare(held, ranks, "the same bits of weights and buffers", hint)
 

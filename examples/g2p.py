@@ -283,7 +283,7 @@ def train(config: Config, run: Run) -> int:
         print(table(config, speaker, lexicon, run.checkpoint))
         return 0
     status = training_loop.train(config, run, task, optimizer, scaler)
-    if status == 0:
+    if status == 0 and mg.distributed.rank() == 0:
         try:
             print(held_out(config, open_newest(str(run.folder), PROGRAM), lexicon))
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
     python examples/train_lm.py                                   the small recipe on the embedded plays, CPU
     python examples/train_lm.py --data book.txt --out-dir runs/b  your own text; the same command again goes on
+    mpiexec -n 4 python examples/train_lm.py                      four processes (docs/distributed.md)
     python examples/train_lm.py --help                            every flag
 
 Read it from top to bottom: the configuration, the data, the model, evaluation and samples; then the loop, in
@@ -11,6 +12,7 @@ training/loop.py, where the optimizer and the updates are.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import signal
 from collections.abc import Sequence
@@ -227,16 +229,18 @@ def evaluate(
     """The mean loss over the validation tokens, which all weigh the same; None where a signal cuts it short."""
     model.eval()
     total, count = 0.0, 0
+    windows = nn.sliding_windows(
+        corpus.validation, config.block_size, config.block_size, config.batch_size, config.eval_iters
+    )
     with mg.no_grad(), mg.autocast(config.dtype):
-        for inputs, targets in nn.sliding_windows(
-            corpus.validation, config.block_size, config.block_size, config.batch_size, config.eval_iters
-        ):
+        for inputs, targets in itertools.islice(windows, mg.distributed.rank(), None, mg.distributed.size()):
             if run.stop.received:
                 return None
             total += model.loss(inputs, targets, reduction="sum").item()
             count += int((targets >= 0).sum())
     model.train()
-    return total / count, {}
+    total, count = mg.distributed.all_reduce(np.array([total, count]))  # each process has every size-th batch
+    return float(total / count), {}
 
 
 def prompt_ids(config: Config, corpus: Corpus) -> Ids:
@@ -270,7 +274,7 @@ def train(config: Config, run: Run) -> int:
     mg.random.seed(config.seed)
     model = build_model(config, corpus.tokenizer.vocab_size, run)
     export = None
-    if config.export_hf:
+    if config.export_hf and mg.distributed.rank() == 0:
         ours = run.checkpoint is not None and run.checkpoint.meta["config"].get("export_hf") == config.export_hf
         export = HfExport(Path(config.export_hf), corpus.tokenizer, config.overwrite or ours)
     task = training_loop.Task(

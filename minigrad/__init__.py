@@ -8,7 +8,7 @@
 [2. 4. 6.]
 """
 
-from minigrad import backend, cuda, errors, functional, linalg, ops, random, special, stats
+from minigrad import backend, cuda, distributed, errors, functional, linalg, ops, random, special, stats
 from minigrad.autocast import autocast
 from minigrad.checkpointing import checkpoint
 from minigrad.creation import (
@@ -56,8 +56,8 @@ __version__ = "0.1.0"
 # fmt: off
 __all__ = [
     "REGISTRY", "Instrument", "MiniGradError", "Observer", "Primitive", "Tensor", "abs", "arange", "array", "asarray",
-    "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "draw", "elementwise", "elementwise_grad",
-    "enable_grad", "errors",
+    "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "distributed", "draw", "elementwise",
+    "elementwise_grad", "enable_grad", "errors",
     "eye", "from_dlpack", "full", "full_like", "functional", "fused", "get_num_threads", "grad", "gradcheck",
     "gradgradcheck", "hessian", "hvp", "i0", "is_compiled", "is_grad_enabled", "jacobian", "jvp", "linalg",
     "linspace", "load", "load_metadata", "log_softmax", "matrix_transpose", "memory_summary", "no_grad", "ones",

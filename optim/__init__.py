@@ -23,11 +23,12 @@ from .optimizer import Optimizer
 from .scaler import GradScaler
 from .schedules import cosine_schedule, noam_schedule, step_schedule
 from .sgd import SGD
+from .sharded import ShardedOptimizer
 
 # fmt: off
 __all__ = [
-    "SGD", "Adam", "AdamW", "GradScaler", "Optimizer", "clip_grad_norm", "cosine_schedule", "decay_groups",
-    "noam_schedule", "step_schedule",
+    "SGD", "Adam", "AdamW", "GradScaler", "Optimizer", "ShardedOptimizer", "clip_grad_norm", "cosine_schedule",
+    "decay_groups", "noam_schedule", "step_schedule",
 ]
 # fmt: on
 __getattr__, __dir__ = module_names(globals())

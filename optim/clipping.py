@@ -41,13 +41,13 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_
     listed = [params] if isinstance(params, Tensor) else as_parameters(params)
     owners = {p: place for place, p in enumerate(listed) if p.requires_grad and p.grad is not None}
     grads = [as_rows(gradient_of(p, place)) for p, place in owners.items()]
-    norm = gpu.norm(grads) if gpu.takes(grads) else _combine([tile for tiles in _norms(grads) for tile in tiles])
+    norm = gpu.norm(grads) if gpu.takes(grads) else combine([tile for tiles in _norms(grads) for tile in tiles])
     if error_if_nonfinite and not math.isfinite(norm):
         tiles = enumerate(_norms(grads))
         bad = next((i for i, norms in tiles if not all(map(math.isfinite, norms))), 0)  # or all of them together
         name = param_name(*list(owners.items())[bad])
         raise NonFiniteError("finite gradients", f"a norm of {float(norm)}, first at {name}", "mg.detect_anomaly()")
-    _scale(list(owners), norm, max_norm)
+    scale_gradients(list(owners), norm, max_norm)
     return norm
 
 
@@ -75,7 +75,7 @@ def _norm(tile: Array) -> Array:
     return peak * xp.sqrt(x.sum())
 
 
-def _combine(norms: Sequence[Array]) -> Array:
+def combine(norms: Sequence[Array]) -> Array:
     """The norm of a vector, from the norms of its parts."""
     if not norms:
         return np.zeros(())
@@ -83,7 +83,7 @@ def _combine(norms: Sequence[Array]) -> Array:
     return xp.asarray(_norm(xp.stack(norms)))
 
 
-def _scale(owners: Sequence[Tensor], norm: Array, max_norm: float) -> None:
+def scale_gradients(owners: Sequence[Tensor], norm: Array, max_norm: float) -> None:
     """Multiply the gradients by the clip factor, which is 1 where the norm is not finite."""
     xp = array_module(norm)
     with np.errstate(invalid="ignore", over="ignore"):  # inf / inf is computed, not chosen

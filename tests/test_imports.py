@@ -20,7 +20,7 @@ LAYERS = [
     ["kernels", "linalg"],
     ["tensor", "autocast", "numpy_protocol"],
     ["creation", "random", "serialize", "instruments", "special", "stats"],
-    ["checkpointing"],
+    ["checkpointing", "distributed"],
     ["trees", "forward", "rows"],
     ["traced"],
     ["functional"],
@@ -35,6 +35,7 @@ AT_IMPORT = {*sys.stdlib_module_names, "numpy", "safetensors", "threadpoolctl"}
 WHEN_USED = {  # and the one file that imports it
     "cupy": "minigrad/backend.py",
     "ml_dtypes": "minigrad/backend.py",
+    "mpi4py": "minigrad/distributed/mpi.py",
     "numba": "minigrad/machine/loops.py",
 }
 FILES = sorted(p.relative_to(ROOT) for folder in BELOW for p in (ROOT / folder).rglob("*.py"))

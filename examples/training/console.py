@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import minigrad as mg
 from minigrad.errors import (
     ArgumentError,
     DeviceError,
@@ -36,6 +37,8 @@ def run_program(program: str, body: Callable[[], int]) -> int:
     """Run ``body`` and return its exit status; foreseeable errors become one line each on standard error.
 
     Status 2: a flag, a file or a device that can't be used. 1: it failed under way. 130: ended by Ctrl-C.
+
+    Of several processes that fail alike the first says so, and each returns; one that fails alone ends the others.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -54,23 +57,34 @@ def run_program(program: str, body: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # 128 + SIGPIPE
     except FlagErrors as error:
-        return max(_complain(program, problem, 2) for problem in error.problems)
+        return _complain(program, "\n".join(error.problems), 2)
     except FORESEEN as error:
         return _complain(program, one_line(error), 1 if isinstance(error, (NonFiniteError, OutOfMemoryError)) else 2)
     except MemoryError as error:
         return _complain(program, f"out of memory: {error}. Hint: a smaller --batch-size or a smaller model", 1)
     except OSError as error:
         return _complain(program, f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    except Exception:  # a bug
+        with mg.distributed.abort_on_error():
+            raise
 
 
 def _complain(program: str, text: str, status: int) -> int:
-    print(shortened(printable(f"{program}: {text}")), file=sys.stderr)
+    ranks = mg.distributed.get_communicator()
+    together = ranks.all_fail()
+    name = program if together or ranks.rank == 0 else f"{program}: rank {ranks.rank} of {ranks.size}"
+    if ranks.rank == 0 or not together:
+        for line in text.split("\n"):
+            print(shortened(printable(f"{name}: {line}")), file=sys.stderr, flush=True)
+    if not together:
+        ranks.abort(status)
     return status
 
 
 def warn(text: str) -> None:
     """Print a line on standard error that calls for attention."""
-    print(printable(f"warning: {text}"), file=sys.stderr)
+    if mg.distributed.rank() == 0:
+        print(printable(f"warning: {text}"), file=sys.stderr)
 
 
 def one_line(error: MiniGradError) -> str:
@@ -98,11 +112,13 @@ class StopSignals:
     Signals are Ctrl-C, SIGTERM, and SIGHUP, with which a terminal goes, unless nohup has it ignored. The first one is
     answered by a line on standard error, since the good moment may be a long update away.
 
-    ``received`` is the signal, or None. Use it as a context manager; only the main thread can take signals.
+    ``received`` is the signal, or None. Use it as a context manager; only the main thread can take signals. Of several
+    processes each hears signals by itself; ``agree`` makes one that any of them has heard received by all.
     """
 
     def __init__(self) -> None:
-        self.received: signal.Signals | None = None
+        self._heard: signal.Signals | None = None
+        self._agreed: signal.Signals | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -118,16 +134,28 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received and number == signal.SIGINT:
+        if self._heard and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.received:
-            self.received = signal.Signals(number)
-            answer = f"\n{self.received.name}: this update is finished and saved first; Ctrl-C (again) stops at once\n"
+        if not self._heard:
+            self._heard = signal.Signals(number)
+            if mg.distributed.rank():  # the first says it
+                return
+            answer = f"\n{self._heard.name}: this update is finished and saved first; Ctrl-C (again) stops at once\n"
             for stream, text in ((1, b""), (2, answer.encode())):
                 try:
                     os.write(stream, text)  # print may not be called while a print is under way
                 except OSError:  # the terminal has gone, and what is printed from now on must not stop us
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+    @property
+    def received(self) -> signal.Signals | None:
+        """The signal that was heard; of several processes the one that they agreed on."""
+        return self._heard if mg.distributed.size() == 1 else self._agreed
+
+    def agree(self) -> None:
+        """Receive what any process has heard; all call this at the same places."""
+        if heard := int(mg.distributed.all_reduce(int(self._heard or 0), "max")):
+            self._agreed = self._heard = signal.Signals(heard)
 
     @property
     def exit_status(self) -> int:

@@ -172,6 +172,9 @@ class RunFlags(Flags):
     checkpoint_interval: int = changeable_flag(500, integer(0), "updates between checkpoints; 0: best and last only")
     keep_checkpoints: int = changeable_flag(2, integer(1), "last checkpoints to keep, beside the best")
     sample_every: int = changeable_flag(0, integer(0), "updates between samples; 0: at the end only")
+    distributed: str = transient_flag(
+        "auto", one_of("auto", "mpi", "none"), "other processes; auto takes those that mpiexec started beside this one"
+    )
     detect_anomaly: bool = transient_flag(False, None, "name the operation that makes the first NaN or infinity (slow)")
     no_progress: bool = transient_flag(False, None, "no progress bar, plain lines only")
 
@@ -184,6 +187,8 @@ class RunFlags(Flags):
         problems = super().check()
         if self.dtype == "bfloat16" and not find_spec("ml_dtypes"):
             problems.append("--dtype: bfloat16 needs the package ml_dtypes: pip install ml_dtypes")
+        if mg.distributed.size() > 1 and self.device == "cuda":
+            problems.append("--device: expected cpu for several processes, got cuda: NCCL is not built in")
         return problems
 
 
@@ -191,7 +196,7 @@ class RunFlags(Flags):
 class TrainingFlags(RunFlags):
     """How the weights are updated, whatever is trained."""
 
-    batch_size: int = flag(12, integer(1), "examples in a micro-batch, which is read at once")
+    batch_size: int = flag(12, integer(1), "examples in a micro-batch, of all processes together")
     gradient_accumulation_steps: int = flag(1, integer(1), "micro-batches whose gradients make one update")
     learning_rate: float = flag(1e-3, positive, "highest learning rate, reached after the warm-up")
     min_lr: float | None = flag(
@@ -220,6 +225,8 @@ class TrainingFlags(RunFlags):
 
     def check(self) -> list[str]:
         problems = super().check()
+        if self.batch_size % (ranks := mg.distributed.size()):
+            problems.append(f"--batch-size: expected a multiple of the {ranks} processes, got {self.batch_size}")
         if self.schedule == "noam":
             ends = [spelling(name) for name in ("min_lr", "lr_decay_iters") if getattr(self, name) is not None]
             problems += [f"{name}: expected none with --schedule noam, whose decay has no end" for name in ends]

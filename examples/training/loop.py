@@ -59,10 +59,27 @@ def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, o
     if scaler.enabled:
         parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
     run.attach(**parts)
+    begin_together(config, run, task)
     print(nn.summary(task.model))
     loops = ", compiled loops (numba)" if run.compiled else ""
     run.print(f"{config.dtype} on {config.device}{loops}, {run.origin}")
     return optimizer, scaler
+
+
+def begin_together(config: TrainingFlags, run: Run, task: Task) -> None:
+    """Give every process the weights of the first, and random numbers of its own for dropout."""
+    mg.distributed.broadcast_model(task.model)
+    if ranks := mg.distributed.size() - 1:
+        run.print(f"{ranks + 1} processes of {mg.get_num_threads()} threads, each with its part of the batch")
+    if rank := mg.distributed.rank():
+        mg.random.seed(int(np.random.SeedSequence([config.seed, run.step, rank]).generate_state(1)[0]))
+
+
+def my_rows(micro_batch: MicroBatch) -> MicroBatch:
+    """This process's rows of a micro-batch that all have drawn."""
+    rank, size = mg.distributed.rank(), mg.distributed.size()
+    rows = [len(part) for part in micro_batch]
+    return tuple(part[rank * n // size : (rank + 1) * n // size] for part, n in zip(micro_batch, rows, strict=True))
 
 
 def loss_scale(scaler: optim.GradScaler) -> dict[str, int]:
@@ -81,10 +98,12 @@ def train(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, s
         while True:
             if run.evaluation_due and (found := task.evaluate()):
                 run.evaluated(*found)
+            run.stop.agree()
             run.report()
             if run.checkpoint_due:
+                mg.distributed.check_replicas(task.model)
                 run.save()
-            if run.sample_due:
+            if run.sample_due and mg.distributed.rank() == 0:
                 run.print(f"---- sample at step {run.step}\n{task.sample(run.step)}\n----")
             if run.finished:
                 return run.conclude()
@@ -97,9 +116,13 @@ def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, 
     What is not finite moves nothing. In float16 that is no error: the loss scale is lowered, and the next step may fit.
     """
     run.begin_update()
-    micro_batches = [task.batches.draw() for _ in range(config.gradient_accumulation_steps)]
+    micro_batches = [my_rows(task.batches.draw()) for _ in range(config.gradient_accumulation_steps)]
     counts = [task.count(*micro_batch) for micro_batch in micro_batches]
     loss = backward(task.loss, micro_batches, counts, config.dtype, scaler)
+    tokens = sum(counts)
+    if mg.distributed.size() > 1:
+        total = mg.distributed.average_gradients(task.model.parameters(), tokens)
+        loss, tokens = mg.distributed.all_reduce(np.float64(loss) * tokens / (total or 1))[()], int(total)
     scaler.unscale_(optimizer)
     norm = optim.clip_grad_norm(task.model.parameters(), config.grad_clip or math.inf)
     good = np.isfinite(loss) & np.isfinite(norm)
@@ -113,7 +136,7 @@ def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, 
     scaler.step(optimizer, where=good)
     scaler.update()
     optimizer.zero_grad()
-    run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=sum(counts), good=fine)
+    run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=tokens, good=fine)
 
 
 def learning_rate(config: TrainingFlags, step: int) -> float:
@@ -150,6 +173,8 @@ def backward(
     total = sum(counts) or 1
     result: Any = 0.0
     for micro_batch, count in zip(micro_batches, counts, strict=True):
+        if not len(micro_batch[-1]):  # of a batch with fewer rows than processes
+            continue
         with mg.autocast(dtype):
             loss = loss_of(*micro_batch) * (count / total)
         scaler.scale(loss).backward()

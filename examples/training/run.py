@@ -24,12 +24,14 @@ due::
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import math
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -41,7 +43,7 @@ from tqdm import tqdm
 
 import minigrad as mg
 from minigrad.backend import array_module
-from minigrad.errors import ArgumentError, FileFormatError, NonFiniteError, printable
+from minigrad.errors import ArgumentError, FileFormatError, MissingPackageError, NonFiniteError, printable
 from minigrad.serialize import write_whole
 from training.checkpoint import (
     FILES,
@@ -71,6 +73,7 @@ def open_run(
 ) -> tuple[AnyRunFlags, Run]:
     """Read the flags, find the checkpoint to continue from, if any, and check both; nothing is written yet."""
     given, problems = parse(config_class, argv, program, description)
+    begin_distributed(given.get("distributed", "auto"))
     if given.get("device") == "auto":
         del given["device"]  # a continued run stays on its device, unless told another
     checkpoint = None
@@ -79,12 +82,31 @@ def open_run(
     except FileFormatError as error:
         problems.append(f"--resume: expected {error.expected}, got {error.got}")
     config, more = merge(config_class, given, checkpoint.fact("config") if checkpoint else None)
-    run = Run(config, checkpoint)
+    run = (SilentRun if mg.distributed.rank() else Run)(config, checkpoint)
     run.about["program"] = program
     raise_any([*problems, *more, *([] if config.eval_only else run.folder_problems())])
+    check_alike({**dataclasses.asdict(config), "step": run.step, "version": mg.__version__})
     if config.eval_only and not checkpoint:
         warn("--eval-only without a run to continue (--resume or --out-dir): these weights have learned nothing")
     return config, run
+
+
+def begin_distributed(backend: str) -> None:
+    """Find the other processes; all but the first print nothing from here on."""
+    try:
+        ranks = mg.distributed.init(backend)
+    except MissingPackageError as error:
+        raise FlagErrors([f"--distributed: expected {error.expected}, got {error.got}; {error.hint}"]) from None
+    if ranks.rank:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the program ends)
+
+
+def check_alike(facts: dict[str, Any]) -> None:
+    """Refuse to go on where processes have other flags or another version, and wait until all have looked."""
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).digest()
+    first, *others = mg.distributed.all_gather(np.frombuffer(digest, np.uint8)[None])
+    if odd := [rank for rank, other in enumerate(others, start=1) if not np.array_equal(first, other)]:
+        raise FlagErrors([f"rank {odd[0]}: expected the flags, version and checkpoint of rank 0, got others"])
 
 
 def _checkpoint_to_continue(given: Mapping[str, Any], program: str) -> Checkpoint | None:
@@ -429,6 +451,25 @@ class Run:
         else:
             best = f"best validation loss {self.best_loss:.4f} at step {self.best_step}"
             self.print(f"{self.step} updates in {self.seconds / 60:.1f} minutes, {best}, in {self.folder}{note}")
+        return self.stop.exit_status
+
+
+class SilentRun(Run):
+    """The run as every process but the first has it: the same steps at the same time, with nothing written."""
+
+    def folder_problems(self) -> list[str]:
+        return []
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self._began = time.perf_counter() - self.seconds
+        with self.stop, open(os.devnull, "w", encoding="utf-8") as self._metrics, tqdm(disable=True) as self._bar:
+            yield
+
+    def save(self) -> None:
+        self._look()
+
+    def conclude(self) -> int:
         return self.stop.exit_status
 
 

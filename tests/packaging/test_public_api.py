@@ -25,8 +25,8 @@ import nn  # noqa: E402
 import optim  # noqa: E402
 
 MODULES = {
-    "mg": mg, "mg.cuda": mg.cuda, "mg.functional": mg.functional, "mg.linalg": mg.linalg,
-    "mg.random": mg.random, "mg.special": mg.special, "mg.stats": mg.stats,
+    "mg": mg, "mg.cuda": mg.cuda, "mg.distributed": mg.distributed, "mg.functional": mg.functional,
+    "mg.linalg": mg.linalg, "mg.random": mg.random, "mg.special": mg.special, "mg.stats": mg.stats,
     "nn": nn, "nn.functional": nn.functional, "optim": optim,
 }  # fmt: skip
 

@@ -1,0 +1,128 @@
+"""The communicator of this process, found by ``init``, and the functions that speak through it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from minigrad.backend import Array
+from minigrad.distributed.communicator import Communicator
+from minigrad.distributed.mpi import Mpi
+from minigrad.errors import ArgumentError
+from minigrad.machine import parallel
+
+STARTERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # variables in which an mpiexec says how many processes it started
+_current = Communicator()
+
+
+def init(backend: str = "auto") -> Communicator:
+    """Find the other ranks; from here on the functions of this module speak to them.
+
+    backend: "mpi" takes mpi4py and the MPI that it finds (``pip install 'minigrad-numpy[mpi]'`` brings both), "none" is
+    this process alone, "auto" is "mpi" in a process that mpiexec started beside others, else "none". Every rank gets
+    its share of the cores as threads, unless ``MINIGRAD_NUM_THREADS`` says how many.
+
+    Raises MissingPackageError where mpi4py or its MPI is absent, ArgumentError for another backend.
+
+    >>> init("none").size
+    1
+    """
+    global _current
+    if backend == "nccl":
+        hint = "mpi, with arrays on the CPU"
+        raise ArgumentError("a backend that is built in", "nccl, which is not", hint)
+    if backend not in ("auto", "mpi", "none"):
+        raise ArgumentError('a backend, "auto", "mpi" or "none"', repr(backend), "auto asks mpiexec")
+    several = any(os.environ.get(name, "1") not in ("", "1") for name in STARTERS)
+    if backend == "none" or (backend == "auto" and not several):
+        _current = Communicator()
+        return _current
+    found = Mpi()
+    if "MINIGRAD_NUM_THREADS" not in os.environ:
+        share = max(1, (os.cpu_count() or 1) // found.neighbours)
+        parallel.set_num_threads(min(share, parallel.get_num_threads()))
+    _current = found
+    return found
+
+
+def get_communicator() -> Communicator:
+    """The communicator that ``init`` found; one process alone before that."""
+    return _current
+
+
+def rank() -> int:
+    """The number of this process, from 0 to ``size() - 1``."""
+    return _current.rank
+
+
+def size() -> int:
+    """How many processes work together."""
+    return _current.size
+
+
+def all_reduce(array: Array, op: str = "sum", reduce: str = "ordered") -> Array:
+    """:meth:`Communicator.all_reduce` of the communicator that ``init`` found.
+
+    >>> all_reduce([1.0, 2.0]) / size()
+    array([1., 2.])
+    """
+    return _current.all_reduce(array, op, reduce)
+
+
+def broadcast(array: Array, root: int = 0) -> Array:
+    """:meth:`Communicator.broadcast` of the communicator that ``init`` found.
+
+    >>> broadcast([1.0, 2.0])
+    array([1., 2.])
+    """
+    return _current.broadcast(array, root)
+
+
+def reduce_scatter(array: Array, op: str = "sum") -> Array:
+    """:meth:`Communicator.reduce_scatter` of the communicator that ``init`` found.
+
+    >>> reduce_scatter([1.0, 2.0])
+    array([1., 2.])
+    """
+    return _current.reduce_scatter(array, op)
+
+
+def all_gather(array: Array) -> Array:
+    """:meth:`Communicator.all_gather` of the communicator that ``init`` found.
+
+    >>> all_gather([1.0, 2.0])
+    array([1., 2.])
+    """
+    return _current.all_gather(array)
+
+
+def barrier() -> None:
+    """Wait until every rank is here.
+
+    >>> barrier()
+    """
+    _current.barrier()
+
+
+@contextmanager
+def abort_on_error() -> Iterator[None]:
+    """An exception inside ends every rank, after a traceback and a line that names the rank, and never a hang.
+
+    Without this, the other ranks would wait for ever in their next exchange. Where all ranks fail alike, each raises.
+
+    >>> with abort_on_error():
+    ...     total = all_reduce([1.0])
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _current.all_fail():
+            traceback.print_exc()
+            first = str(error).partition("\n")[0]
+            who = f"rank {rank()} of {size()} failed, and ends the others: {type(error).__name__}: {first}"
+            print(who, file=sys.stderr, flush=True)
+            _current.abort(1)
+        raise

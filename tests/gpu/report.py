@@ -67,8 +67,8 @@ def compiled() -> dict[str, dict[str, tuple[int, int]]]:
         print("NVRTC or ptxas is missing: no registers", file=sys.stderr)
         return found
     for path in SOURCES:
-        for dtype, pack, defines in variants(path, ALL_HEADS):
-            for target in TARGETS:
+        for target in TARGETS:
+            for dtype, pack, defines in variants(path, target, ALL_HEADS):
                 ptx = nvidia.to_ptx(gpu.source(path), gpu.options(dtype, pack, defines), target)
                 for report in nvidia.assemble(ptx, target):
                     row = found[f"{path.name}: {report.name}"]

@@ -141,6 +141,49 @@ template <class V> V exchange(V value, unsigned from) {
     yield();
     return got;
 }
+
+// What a lane hands to its warp at a product or a load of matrices. There are two of each, in turn: who hands over the
+// next has read what he needs of the one before last.
+struct Handed { float x[8], y[4]; const void* line; };
+static Handed handed[2][1024];
+static const Handed* hand_over(const Handed& mine) {
+    unsigned turn = arrived[current] % 2;
+    handed[turn][current] = mine;
+    yield();
+    return handed[turn] + (current & ~31u);
+}
+// mma.sync.m16n8k16 with fragments as the manual of PTX lays them out: see tensor_cores.cuh.
+template <class Widen>
+void mma(float (&sum)[4], const unsigned (&x)[4], unsigned y0, unsigned y1, Widen widen) {
+    Handed mine;
+    for (int i = 0; i < 8; i++) mine.x[i] = widen((unsigned short)(x[i / 2] >> i % 2 * 16));
+    for (int i = 0; i < 4; i++) mine.y[i] = widen((unsigned short)((i / 2 ? y1 : y0) >> i % 2 * 16));
+    const Handed* warp = hand_over(mine);
+    unsigned g = current % 32 / 4, t = current % 4;
+    for (unsigned e = 0; e < 4; e++)
+        for (unsigned k = 0; k < 16; k++)
+            sum[e] += warp[4 * g + k % 8 / 2].x[k / 8 * 4 + e / 2 * 2 + k % 2] *
+                      warp[4 * (2 * t + e % 2) + k % 8 / 2].y[k / 8 * 2 + k % 2];
+}
+// ldmatrix.x4: lane 8m + r names line r of matrix m, each of eight 16-bit elements.
+static void load_matrices(bool transposed, const void* line, unsigned (&to)[4]) {
+    if ((uintptr_t)line % 16) {
+        fprintf(stderr, "ldmatrix at an address that is no multiple of 16\n");
+        abort();
+    }
+    Handed mine;
+    mine.line = line;
+    const Handed* warp = hand_over(mine);
+    unsigned g = current % 32 / 4, t = current % 4;
+    for (unsigned m = 0; m < 4; m++) {
+        unsigned short pair[2];
+        for (unsigned k = 0; k < 2; k++) {
+            unsigned row = transposed ? 2 * t + k : g, column = transposed ? g : 2 * t + k;
+            pair[k] = ((const unsigned short*)warp[8 * m + row].line)[column];
+        }
+        to[m] = pair[0] | (unsigned)pair[1] << 16;
+    }
+}
 }  // namespace shim
 
 static inline void __syncthreads() { shim::yield(); }

@@ -1,5 +1,5 @@
-// What the kernels of attention share, those of float32 (attention.cu) and those for tensor cores (attention_mma.cu): what
-// a call is, which tiles of ROWS queries and KEYS keys it has, what a query sees, and what is known of a row.
+// What the kernels of attention in float32 (attention.cu) and on tensor cores (attention_mma.cu) share: what a call is,
+// which tiles of ROWS queries and KEYS keys it has, what a query sees, and what is known of a row.
 //
 // MASK, DROPOUT and GRID (of blocks) say whether there are any (1) or not (0).
 //

@@ -1,15 +1,17 @@
 // Attention of half precision on tensor cores: products of matrices by mma.sync, sums and softmax in float32.
 //
-// A block of 4 warps takes 64 queries of one head (or, for dk and dv, 64 keys), a warp 16 of them: its rows. ROWS and KEYS
-// are 64 both. The other side comes in steps; scores, weights and sums stay in registers, where they lie as
-// tensor_cores.cuh says: rows first_row() and 8 further on, two columns of each 8. HEAD, a multiple of 16, is the size of
-// a head in shared memory; features from call.size on are 0 there. Exponentials are powers of 2.
+// A block of 4 warps takes 64 queries of one head (or, for dk and dv, 64 keys), a warp 16 of them: its rows. ROWS and
+// KEYS are 64 both. The other side comes in steps; scores, weights and sums stay in registers, where they lie as
+// tensor_cores.cuh says. HEAD, a multiple of 16, is the size of a head in shared memory; features from call.size on are 0
+// there. Weights and slopes are rounded to the elements' type before they are multiplied. Exponentials are powers of 2.
 #include "attention.cuh"
 #include "tensor_cores.cuh"
 
 #define LOG2E 1.4426950408889634f
-// A line is 16 bytes longer than it need be, so that eight of them at the same place lie in different banks.
-struct Line { Pack<8> at[HEAD / 8 + 1]; };
+// Features of a query or a key. It is 16 bytes longer than they are, so that eight lines at the same place lie in
+// different banks.
+typedef Pack<4, Pair> Eight;
+struct Line { Eight at[HEAD / 8 + 1]; };
 __device__ inline T* elements(Line* line) { return reinterpret_cast<T*>(line); }
 __device__ inline int lane() { return threadIdx.x % 32; }
 __device__ inline int first_row() { return threadIdx.x / 32 * 16 + lane() / 4; }
@@ -20,21 +22,21 @@ __device__ inline int first_row() { return threadIdx.x / 32 * 16 + lane() / 4; }
 
 // Rows of an array in shared memory, 0 where there is nothing. Whether this thread met a number that is not finite.
 __device__ inline bool fetch(const T* from, const Place& place, int first, int rows, int total, int size, Line* to) {
-    bool endless = false;
+    Pair found = 0;
     for (int i = threadIdx.x; i < rows * (HEAD / 8); i += blockDim.x) {
         int r = i / (HEAD / 8), c = i % (HEAD / 8) * 8;
         const T* source = from + (first + r) * place.t + c;
-        Pack<8> pack = {};
+        Eight eight = {};
         if (first + r < total) {
-            if (PACK == 8 && c + 8 <= size) pack = *reinterpret_cast<const Pack<8>*>(source);
-            else UNROLL for (int k = 0; k < 8; k++) if (c + k < size) pack.at[k] = source[k];
+            if (PACK == 8 && c + 8 <= size) eight = *reinterpret_cast<const Eight*>(source);
+            else UNROLL for (int k = 0; k < 8; k++) if (c + k < size) eight.at[k / 2] |= source[k].bits << k % 2 * 16;
         }
-        UNROLL for (int k = 0; k < 8; k++) endless |= is_endless(pack.at[k]);
-        to[r].at[c / 8] = pack;
+        UNROLL for (int k = 0; k < 4; k++) found |= endless_bits(eight.at[k]);
+        to[r].at[c / 8] = eight;
     }
-    return endless;
+    return found;
 }
-// The rows of a warp as left factors, in registers: 16 of 64 lines.
+// The rows of a warp, 16 of 64 lines, as left factors: read when they are needed, or kept in registers.
 struct Left { Pair at[HEAD / 16][4]; };
 __device__ inline void left_factor(Line* x, int k, Pair (&to)[4]) {
     load_matrices<false>(elements(x + threadIdx.x / 32 * 16 + lane() % 16) + 16 * k + lane() / 16 * 8, to);
@@ -50,7 +52,8 @@ template <int COLUMNS, class X> __device__ inline void multiply(X& x, Line* y, f
         Pair left[4], right[4];
         left_factor(x, k, left);
         UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
-            load_matrices<false>(elements(y + 16 * n + lane() % 8 + lane() / 16 * 8) + 16 * k + lane() / 8 % 2 * 8, right);
+            Line* line = y + 16 * n + lane() % 8 + lane() / 16 * 8;
+            load_matrices<false>(elements(line) + 16 * k + lane() / 8 % 2 * 8, right);
             mma(sum[2 * n], left, right[0], right[1]);
             mma(sum[2 * n + 1], left, right[2], right[3]);
         }
@@ -59,21 +62,18 @@ template <int COLUMNS, class X> __device__ inline void multiply(X& x, Line* y, f
 // sum += weights · y of numbers that are not finite, which are replaced by 0: a weight of 0 takes nothing from them.
 template <int COLUMNS>
 __device__ inline void take_endless(const float (&weights)[COLUMNS / 8][4], Line* y, float (&sum)[HEAD / 8][4]) {
-    UNROLL for (int n = 0; n < COLUMNS / 8; n++)
-        for (int k = 0; k < 8; k++) {
-            int from = lane() / 4 * 4 + k / 2;
-            float first = __shfl_sync(~0u, weights[n][0], from), second = __shfl_sync(~0u, weights[n][1], from);
-            float third = __shfl_sync(~0u, weights[n][2], from), fourth = __shfl_sync(~0u, weights[n][3], from);
-            float upper = k % 2 ? second : first, lower = k % 2 ? fourth : third;
-            const T* line = elements(y + 8 * n + k);
-            UNROLL for (int m = 0; m < HEAD / 8; m++)
-                UNROLL for (int b = 0; b < 2; b++) {
-                    T number = line[8 * m + lane() % 4 * 2 + b];
-                    if (!is_endless(number)) continue;
-                    if (upper != 0) sum[m][b] += upper * widen(number);
-                    if (lower != 0) sum[m][2 + b] += lower * widen(number);
-                }
+    for (int j = 0; j < COLUMNS; j++) {
+        float upper = 0, lower = 0;
+        ENTRIES(COLUMNS) if (c == j) (e < 2 ? upper : lower) = weights[n][e];
+        int holder = lane() / 4 * 4 + j % 8 / 2;
+        upper = __shfl_sync(~0u, upper, holder);
+        lower = __shfl_sync(~0u, lower, holder);
+        const T* line = elements(y + j);
+        ENTRIES(HEAD) {
+            float weight = e < 2 ? upper : lower;
+            if (weight != 0 && is_endless(line[c])) sum[n][e] += weight * widen(line[c]);
         }
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < COLUMNS * HEAD; i += blockDim.x) {
         T& number = elements(y + i / HEAD)[i % HEAD];
@@ -121,15 +121,28 @@ __device__ inline Sight sight(int place, long long places, long long before, lon
     long long first = max(place - before, 0ll), last = min(place + after + 1, others);
     return {int(first), place < places && last > first ? int(last - first) : 0};
 }
-__device__ inline bool within(const Sight& sight, int place) { return (unsigned int)(place - sight.first) < (unsigned int)sight.count; }
+__device__ inline bool within(const Sight& sight, int place) {
+    return (unsigned int)(place - sight.first) < (unsigned int)sight.count;
+}
+// Blocks of queries begin with the last ones, which see most under a causal mask: so the card is busy to the end.
+__device__ inline int last_first() { return gridDim.y - 1 - blockIdx.y; }
+// The four lanes that share a row.
+__device__ inline float row_max(float x) {
+    x = max(x, __shfl_xor_sync(~0u, x, 1));
+    return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ inline float row_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
 
-extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, const T* k, const T* v, T* out, float* total,
-                                       float* shift, float scale, const bool* mask, unsigned long long seed,
-                                       unsigned int limit, float share) {
+extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, const T* k, const T* v, T* out,
+                                       float* total, float* shift, float scale, const bool* mask,
+                                       unsigned long long seed, unsigned int limit, float share) {
     __shared__ Line keys[KEYS], values[KEYS];
     const Call& call = *given;
     const Dropout dropout = {seed, limit, share};
-    int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = blockIdx.y * ROWS;
+    int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = last_first() * ROWS;
     k = head_of(k, call.k, n, head / call.group);
     v = head_of(v, call.v, n, head / call.group);
     mask = head_of(mask, call.mask, n, head);
@@ -150,7 +163,7 @@ extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, 
     EACH(tiles, j0, KEYS) {
         fetch(k, call.k, j0, KEYS, call.keys, call.size, keys);
         bool endless = __syncthreads_or(fetch(v, call.v, j0, KEYS, call.keys, call.size, values));
-        float weights[KEYS / 8][4] = {}, highest[2] = {top[0], top[1]}, fade[2];
+        float weights[KEYS / 8][4] = {}, highest[2] = {top[0], top[1]}, base[2], fade[2];
         multiply<KEYS>(queries, keys, weights);
         ENTRIES(KEYS) {
             int half = e / 2, i = i0 + first_row() + 8 * half, j = j0 + c;
@@ -159,15 +172,14 @@ extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, 
             highest[half] = max(highest[half], weights[n][e]);
         }
         UNROLL for (int half = 0; half < 2; half++) {
-            for (int apart = 1; apart < 4; apart *= 2) highest[half] = max(highest[half], __shfl_xor_sync(~0u, highest[half], apart));
             float before = top[half];
-            top[half] = highest[half];
-            if (highest[half] == -INFINITY) highest[half] = 0;
-            fade[half] = exp2f(before - highest[half]);
+            top[half] = row_max(highest[half]);
+            base[half] = top[half] == -INFINITY ? 0 : top[half];
+            fade[half] = exp2f(before - base[half]);
             sum[half] *= fade[half];
         }
         ENTRIES(KEYS) {
-            float weight = exp2f(weights[n][e] - highest[e / 2]);
+            float weight = exp2f(weights[n][e] - base[e / 2]);
             sum[e / 2] += weight;
             weights[n][e] = weight * factor(dropout, key[e / 2], j0 + c);
         }
@@ -177,13 +189,14 @@ extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, 
     }
     UNROLL for (int half = 0; half < 2; half++) {
         int i = i0 + first_row() + 8 * half;
-        for (int apart = 1; apart < 4; apart *= 2) sum[half] += __shfl_xor_sync(~0u, sum[half], apart);
+        sum[half] = row_sum(sum[half]);
         if (lane() % 4 == 0 && i < call.queries) {
             total[blockIdx.x * call.queries + i] = sum[half];
             shift[blockIdx.x * call.queries + i] = top[half] == -INFINITY ? 0 : top[half];
         }
     }
-    write(mean, sum[0] == 0 ? 0 : 1 / sum[0], sum[1] == 0 ? 0 : 1 / sum[1], call.out, i0, call.queries, call.size, head_of(out, call.out, n, head));
+    float upper = sum[0] == 0 ? 0 : 1 / sum[0], lower = sum[1] == 0 ? 0 : 1 / sum[1];
+    write(mean, upper, lower, call.out, i0, call.queries, call.size, head_of(out, call.out, n, head));
 }
 
 // dq = scale Σ_j ds k, with ds = p (f g·v - D) and f the factor of dropout.
@@ -196,7 +209,7 @@ extern "C" __global__ void attention_mma_backward_q(const Call* given, const T* 
     Line *keys = tile, *values = tile + STEP;
     const Call& call = *given;
     const Dropout dropout = {seed, limit, share};
-    int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = blockIdx.y * ROWS;
+    int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = last_first() * ROWS;
     k = head_of(k, call.k, n, head / call.group);
     v = head_of(v, call.v, n, head / call.group);
     mask = head_of(mask, call.mask, n, head);

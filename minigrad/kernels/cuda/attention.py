@@ -80,7 +80,9 @@ class _Call:
         self.numbers = (*steps, h, group, self.queries, self.keys, self.d, *_band(pattern, self.grid))
         chance = seed % 2**64, threshold(dropout_p), dropout_scale(dropout_p)
         self.options = (scale_of(scale, q), mask, *chance)
-        self.defines = defines(head, q.itemsize, mask=mask is not None, dropout=dropout_p > 0, grid=pattern.grid is not None)
+        self.defines = defines(
+            head, q.itemsize, mask=mask is not None, dropout=dropout_p > 0, grid=pattern.grid is not None
+        )
 
     def spread(self, mask: Array | None) -> tuple[Array | None, tuple[int, ...]]:
         """The mask with axes (n, h·group, queries, keys), and its steps along them, 0 where it is the same."""

@@ -52,19 +52,6 @@ template <class E> __device__ inline E* head_of(E* array, const Place& place, in
     return array + n * place.n + h * place.h;
 }
 
-// D = Σ g · out of each row, which both backward kernels read. A warp takes a row.
-extern "C" __global__ void attention_row_dots(const Call* given, const T* g, const T* out, float* dots) {
-    const Call& call = *given;
-    int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads;
-    int i = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
-    const T *up = head_of(g, call.g, n, head) + i * call.g.t, *mean = head_of(out, call.out, n, head) + i * call.out.t;
-    float sum = 0;
-    if (i < call.queries)
-        for (int c = threadIdx.x % 32; c < call.size; c += 32) sum += widen(up[c]) * widen(mean[c]);
-    for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-    if (i < call.queries && threadIdx.x % 32 == 0) dots[blockIdx.x * call.queries + i] = sum;
-}
-
 // What the backward kernels know of a row: of its weights p = e^(s - shift) / total, and D.
 struct Rows { float shift[ROWS], inverse[ROWS], dot[ROWS]; unsigned int key[DROPOUT ? ROWS : 1]; };
 __device__ inline void fetch_rows(const Call& call, const float* total, const float* shift, const float* dots,

@@ -23,7 +23,8 @@ from optim.gpu import DEFINES
 SOURCES = sorted([*kernels.HERE.glob("*.cu"), *Path(optim.__file__).parent.glob("*.cu")])
 TARGETS = ["75", "80", "89", "90", "120"]  # report.py takes them all
 PACKS = {"rope.cu": 2, "attention.cu": 4}  # those that don't load 16 bytes at a time
-ATTENTION = {"attention.cu": ["float32"], "attention_mma.cu": ["float16", "bfloat16"]}
+HALVES = ["float16", "bfloat16"]
+ATTENTION = {"attention.cu": ["float32"], "attention_mma.cu": HALVES, "row_dots.cu": ["float32", *HALVES]}
 HEADS = (64, 128)
 NARROW: list[Any] = [(("RESULT", name),) for name in ("Half", "Bfloat16")]  # results of float32
 OTHERS: dict[str, list[Any]] = {

@@ -64,9 +64,10 @@ SOME = np.where(IDS % 5 == 0, -100, IDS)
 ANGLES = np.linspace(-3, 3, 5 * 4).reshape(5, 4)
 NORMS = {name: both(name, "norms") for name in ("rms_norm", "layer_norm")}
 UNITS = ("joined_rows.cu: joined_swiglu", "joined_rows.cu: joined_swiglu_backward")
-FLASH = tuple(f"attention.cu: attention_{name}" for name in ("forward", "row_dots", "backward_q", "backward_kv"))
-FLASH_OF_HALF = tuple(f"attention_mma.cu: attention_{name}" for name in
-                      ("mma_forward", "row_dots", "mma_backward_q", "mma_backward_kv"))  # fmt: skip
+FLASH, FLASH_OF_HALF = (
+    (*(f"{stem}.cu: {stem}_{name}" for name in ("forward", "backward_q", "backward_kv")), "row_dots.cu: attention_row_dots")
+    for stem in ("attention", "attention_mma")
+)
 CASES = [
     *[Case(rms_norm, (s, None, s[-1:]), NORMS["rms_norm"])
       for s in [(5, 8), (3, 7), (2, 3, 65), (700, 32), (1, 4000), (2, 4096)]],

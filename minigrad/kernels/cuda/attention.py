@@ -107,16 +107,16 @@ class _Call:
         made = self.xp.empty_like(x)
         return made if x.ndim <= 4 and made.strides[-1] == made.itemsize else self.xp.empty(x.shape, x.dtype)
 
-    def launch(self, name: str, grid: tuple[int, int], places: dict[str, Array], *args: Any) -> None:
-        """Launch a kernel; it is given the strides of ``places``, arrays by their names in the source."""
+    def launch(self, stem: str, name: str, grid: tuple[int, int], places: dict[str, Array], *args: Any) -> None:
+        """Launch a kernel of a source; it is given the strides of ``places``, arrays by their names in the source."""
         steps = {n: [x.strides[axis] // x.itemsize for axis in range(3)] for n, x in places.items()}
         strides = [s for name in PLACES for s in steps.get(name, (0, 0, 0))]
         call = _uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers))
         inputs: list[Any] = list(places.values())
         pack = self.tile.pack
         aligned = all(x.data.ptr % (pack * x.itemsize) == 0 for x in inputs) and not any(s % pack for s in strides)
-        how = (inputs[0], pack if aligned else 1, grid, self.tile.threads)
-        launch(f"{self.stem}.cu", name, *how, call, *args, **self.defines)
+        pack, threads = pack if aligned else 1, self.tile.threads
+        launch(f"{stem}.cu", name, inputs[0], pack, grid, threads, call, *args, **self.defines)
 
 
 @functools.lru_cache(maxsize=256)
@@ -163,7 +163,7 @@ def _forward(q: Array, k: Array, v: Array, *options: Any) -> tuple[Array, dict[s
     total, shift = (call.xp.empty((call.rows, call.queries), np.float32) for _ in range(2))
     places = {"q": q, "k": k, "v": v, "out": out}
     grid = (call.rows, _tiles(call.queries, call.tile.rows))
-    call.launch(f"{call.stem}_forward", grid, places, q, k, v, out, total, shift, *call.options)
+    call.launch(call.stem, f"{call.stem}_forward", grid, places, q, k, v, out, total, shift, *call.options)
     return result, {"total": total, "shift": shift}
 
 
@@ -177,12 +177,13 @@ def _backward(
     dots = call.xp.empty(total.shape, np.float32)
     places = {"q": q, "k": k, "v": v, "g": g, "out": out, "dq": dq, "dk": dk, "dv": dv}
     queries, read = (call.rows, _tiles(call.queries, call.tile.rows)), (q, k, v, g, total, shift, dots)
-    call.launch("attention_row_dots", (call.rows, _tiles(call.queries, call.tile.threads // 32)), places, g, out, dots)
+    warps = (call.rows, _tiles(call.queries, call.tile.threads // 32))
+    call.launch("row_dots", "attention_row_dots", warps, places, g, out, dots)
     if needs[0]:
-        call.launch(f"{call.stem}_backward_q", queries, places, *read, dq, *call.options)
+        call.launch(call.stem, f"{call.stem}_backward_q", queries, places, *read, dq, *call.options)
     if needs[1] or needs[2]:
         keys = (call.heads, _tiles(call.keys, call.tile.keys))
-        call.launch(f"{call.stem}_backward_kv", keys, places, *read, dk, dv, *call.options)
+        call.launch(call.stem, f"{call.stem}_backward_kv", keys, places, *read, dk, dv, *call.options)
     return *(x if need else None for x, need in zip(gradients, needs, strict=False)), None
 
 

@@ -65,7 +65,10 @@ ANGLES = np.linspace(-3, 3, 5 * 4).reshape(5, 4)
 NORMS = {name: both(name, "norms") for name in ("rms_norm", "layer_norm")}
 UNITS = ("joined_rows.cu: joined_swiglu", "joined_rows.cu: joined_swiglu_backward")
 FLASH, FLASH_OF_HALF = (
-    (*(f"{stem}.cu: {stem}_{name}" for name in ("forward", "backward_q", "backward_kv")), "row_dots.cu: attention_row_dots")
+    (
+        *(f"{stem}.cu: {stem}_{name}" for name in ("forward", "backward_q", "backward_kv")),
+        "row_dots.cu: attention_row_dots",
+    )
     for stem in ("attention", "attention_mma")
 )
 CASES = [

@@ -29,7 +29,7 @@ __device__ inline bool fetch(const T* from, const Place& place, int first, int r
         Eight eight = {};
         if (first + r < total) {
             if (PACK == 8 && c + 8 <= size) eight = *reinterpret_cast<const Eight*>(source);
-            else UNROLL for (int k = 0; k < 8; k++) if (c + k < size) eight.at[k / 2] |= source[k].bits << k % 2 * 16;
+            else UNROLL for (int k = 0; k < 8; k++) if (c + k < size) eight.at[k / 2] |= Pair(source[k].bits) << k % 2 * 16;
         }
         UNROLL for (int k = 0; k < 4; k++) found |= endless_bits(eight.at[k]);
         to[r].at[c / 8] = eight;

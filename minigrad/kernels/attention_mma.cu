@@ -29,7 +29,8 @@ __device__ inline bool fetch(const T* from, const Place& place, int first, int r
         Eight eight = {};
         if (first + r < total) {
             if (PACK == 8 && c + 8 <= size) eight = *reinterpret_cast<const Eight*>(source);
-            else UNROLL for (int k = 0; k < 8; k++) if (c + k < size) eight.at[k / 2] |= Pair(source[k].bits) << k % 2 * 16;
+            else UNROLL for (int k = 0; k < 8; k++)
+                if (c + k < size) eight.at[k / 2] |= Pair(source[k].bits) << k % 2 * 16;
         }
         UNROLL for (int k = 0; k < 4; k++) found |= endless_bits(eight.at[k]);
         to[r].at[c / 8] = eight;
@@ -44,7 +45,9 @@ __device__ inline void left_factor(Line* x, int k, Pair (&to)[4]) {
 __device__ inline void left_factor(const Left& x, int k, Pair (&to)[4]) {
     UNROLL for (int i = 0; i < 4; i++) to[i] = x.at[k][i];
 }
-__device__ inline void keep(Line* x, Left& to) { UNROLL for (int k = 0; k < HEAD / 16; k++) left_factor(x, k, to.at[k]); }
+__device__ inline void keep(Line* x, Left& to) {
+    UNROLL for (int k = 0; k < HEAD / 16; k++) left_factor(x, k, to.at[k]);
+}
 
 // sum += x yᵀ: the products of a warp's rows with COLUMNS lines.
 template <int COLUMNS, class X> __device__ inline void multiply(X& x, Line* y, float (&sum)[COLUMNS / 8][4]) {

@@ -36,7 +36,8 @@ class Kernel(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     call: Callable[..., Any]
     moved: float  # elements read and written, forward and backward
-    flops: float = 0.0
+    flops: float = 0.0  # of its products, which in half precision are on tensor cores
+    tf32: bool = True  # whether those of float32 are there too under ``allow_tf32``
 
 
 def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) -> list[Kernel]:
@@ -74,8 +75,8 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
         Kernel("embedding", ((vocab, d),), lambda w: F.embedding(ids, w), 3 * n * d + vocab * d),
         Kernel("cross_entropy", ((n, vocab),), lambda x: F.cross_entropy(x, ids.reshape(-1)), 3 * n * vocab),
         Kernel("linear_cross_entropy", (rows, (vocab, d)), head, 2 * (n + vocab) * d, 6 * n * vocab * d),
-        Kernel("attention", (split, split, split), attend, 12 * n * d, 7 * products),
-        Kernel("attention with padding and dropout", (split,) * 3, attend_padded, 12 * n * d, 7 * products),
+        Kernel("attention", (split, split, split), attend, 12 * n * d, 7 * products, False),
+        Kernel("attention with padding and dropout", (split,) * 3, attend_padded, 12 * n * d, 7 * products, False),
         Kernel("qkv_projection", (rows, *[(d, d)] * 3, (d,)), project, 9 * n * d + 6 * d * d, 18 * n * d * d),
         Kernel("swiglu_ffn", (rows, *[(d_ff, d)] * 2, (d, d_ff), (d,)), feed, narrow, 18 * n * d * d_ff),
         Kernel("linear", (rows, (d_ff, d)), F.linear, 3 * n * (d + d_ff), 6 * n * d * d_ff),
@@ -83,12 +84,18 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
 
 
 def floors() -> list[Row]:
-    """The least time of each kernel in bfloat16, and of AdamW in float32, at the rates above."""
-    work = [(kernel.name, 2 * kernel.moved, kernel.flops) for kernel in kernels(16, 1024, 768, 12, 2048, 32000)]
+    """The least time of each kernel in bfloat16, and of AdamW in float32, at the rates above.
+
+    Beside its FLOP stands the share that is done on tensor cores, and the one of float32 under ``allow_tf32``.
+    """
+    work = [
+        (kernel.name, 2 * kernel.moved, kernel.flops, kernel.tf32) for kernel in kernels(16, 1024, 768, 12, 2048, 32000)
+    ]
     rows: list[Row] = []
-    for name, moved, flops in [*work, ("AdamW, 100 million weights", WEIGHTS * ADAMW_BYTES, 0.0)]:
+    for name, moved, flops, tf32 in [*work, ("AdamW, 100 million weights", WEIGHTS * ADAMW_BYTES, 0.0, False)]:
         least = max(moved / COPY_RATE, flops / PRODUCT_RATE)
-        rows.append((name, f"{moved / 1e6:,.0f} MB, {flops / 1e9:,.0f} GFLOP", f"{least * 1e6:,.0f} µs"))
+        share = f", on tensor cores 100 %, TF32 {100 * tf32} %" if flops else ""
+        rows.append((name, f"{moved / 1e6:,.0f} MB, {flops / 1e9:,.0f} GFLOP{share}", f"{least * 1e6:,.0f} µs"))
     return rows
 
 

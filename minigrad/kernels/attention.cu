@@ -1,66 +1,21 @@
-// Attention in tiles of ROWS queries and KEYS keys, as the launcher says: the scores of a tile live in shared memory alone.
+// Attention of float32 in tiles of ROWS queries and KEYS keys: the scores of a tile live in shared memory alone.
 //
-// A block of THREADS threads, which are 256, takes ROWS queries of one head (or, for dk and dv, KEYS keys of one head). Of a product of
-// tiles each thread computes entries 16 rows and 16 columns apart. HEAD, a multiple of 16, is the size of a head in
-// shared memory; features from call.size on are 0 there. Rows of shared arrays are one number longer than they need be,
-// so that the threads of a warp read from different banks. MASK, DROPOUT and GRID (of blocks) say whether there are any (1) or
-// not (0).
-//
-// What a query does not see changes no bit of its row: hidden weights are chosen to be 0, and a weight of 0 takes nothing
-// from a number that is not finite. Only tiles with such a number pay for that.
+// A block of 256 threads takes ROWS queries of one head (or, for dk and dv, KEYS keys of one head). Of a product of tiles
+// each thread computes entries 16 rows and 16 columns apart. HEAD, a multiple of 16, is the size of a head in shared
+// memory; features from call.size on are 0 there. Rows of shared arrays are one number longer than they need be, so that
+// the threads of a warp read from different banks.
+#include "attention.cuh"
 
 #define STRIDE (HEAD + 1)
 #define SCORES (KEYS + 1)
-#define UNROLL _Pragma("unroll")
 // The entries (r, c) of a thread, the a-th and b-th of its rows and columns.
 #define ENTRIES(rows, columns) \
     UNROLL for (int a = 0, r = threadIdx.x / 16; a < (rows) / 16; a++, r += 16) \
     UNROLL for (int b = 0, c = threadIdx.x % 16; b < (columns) / 16; b++, c += 16)
 
-// What a call is. q, g, out and dq are (n, h·group, queries, size), k, v, dk and dv (n, h, keys, size), with these
-// strides of the first three axes. Query i sees the keys from i - left to i + right, where the mask (n, h·group,
-// queries, keys) is true; it has a stride of 0 along axes where it is the same. And where the grid is true, with a row
-// for each ``side`` queries, of which ``start`` come before the first, and a column, of ``columns``, for each ``side``
-// keys. Then key_tiles holds for each tile of queries where in it the list begins of the tiles of keys that it sees, and
-// where the last list ends; after that the lists. query_tiles is the same for each tile of keys.
-struct Place { long long n, h, t; };
-struct Call {
-    Place PLACES, mask;
-    long long mask_key, h, group, queries, keys, size, left, right, start, side, columns;
-    const bool* grid;
-    const int *key_tiles, *query_tiles;
-};
-
 __device__ inline bool seen(const Call& call, const bool* mask, int i, int j) {
-    return i < call.queries && j < call.keys && j >= i - call.left && j <= i + call.right &&
-           (!MASK || mask[i * call.mask.t + j * call.mask_key]) &&
-           (!GRID || call.grid[int(i + call.start) / int(call.side) * call.columns + j / int(call.side)]);
+    return i < call.queries && j < call.keys && j >= i - call.left && j <= i + call.right && allowed(call, mask, i, j);
 }
-// The factor of a weight under dropout.
-struct Dropout { unsigned long long seed; unsigned int limit; float share; };
-__device__ inline float factor(const Dropout& dropout, unsigned int key, int j) {
-    return !DROPOUT ? 1 : kept(key, j, dropout.limit) ? dropout.share : 0;
-}
-// The tiles of SIZE places that OTHER places from ``place`` on meet: those of a list, or of a band up to ``total``.
-struct Tiles { int first, stop; const int* list; };
-template <int OTHER, int SIZE>
-__device__ inline Tiles tiles_of(const int* list, int place, long long before, long long after, long long total) {
-    if (GRID) return {list[place / OTHER], list[place / OTHER + 1], list};
-    long long last = place + OTHER + after < total ? place + OTHER + after : total;
-    return {place > before ? int((place - before) / SIZE) : 0, int((last + SIZE - 1) / SIZE), nullptr};
-}
-__device__ inline Tiles tiles_of_keys(const Call& call, int i) {
-    return tiles_of<ROWS, KEYS>(call.key_tiles, i, call.left, call.right, call.keys);
-}
-__device__ inline Tiles tiles_of_queries(const Call& call, int j) {
-    return tiles_of<KEYS, ROWS>(call.query_tiles, j, call.right, call.left, call.queries);
-}
-#define EACH(tiles, place, size) \
-    for (int at = tiles.first, place; at < tiles.stop && (place = (GRID ? tiles.list[at] : at) * (size), true); at++)
-template <class E> __device__ inline E* head_of(E* array, const Place& place, int n, int h) {
-    return array + n * place.n + h * place.h;
-}
-
 // Rows of an array times a factor, as floats in shared memory, 0 where there is nothing. Whether this thread met a number
 // that is not finite.
 __device__ inline bool fetch(const T* from, const Place& place, int first, int rows, int total, int size, float factor,
@@ -155,33 +110,6 @@ extern "C" __global__ void attention_forward(const Call* given, const T* q, cons
     for (int r = threadIdx.x; r < ROWS && i0 + r < call.queries; r += blockDim.x) {
         total[blockIdx.x * call.queries + i0 + r] = sum[r];
         shift[blockIdx.x * call.queries + i0 + r] = top[r] == -INFINITY ? 0 : top[r];
-    }
-}
-
-// D = Σ g · out of each row, which both backward kernels read. A warp takes a row.
-extern "C" __global__ void attention_row_dots(const Call* given, const T* g, const T* out, float* dots) {
-    const Call& call = *given;
-    int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads;
-    int i = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
-    const T *up = head_of(g, call.g, n, head) + i * call.g.t, *mean = head_of(out, call.out, n, head) + i * call.out.t;
-    float sum = 0;
-    if (i < call.queries)
-        for (int c = threadIdx.x % 32; c < call.size; c += 32) sum += widen(up[c]) * widen(mean[c]);
-    for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-    if (i < call.queries && threadIdx.x % 32 == 0) dots[blockIdx.x * call.queries + i] = sum;
-}
-
-// What the backward kernels know of a row: of its weights p = e^(s - shift) / total, and D.
-struct Rows { float shift[ROWS], inverse[ROWS], dot[ROWS]; unsigned int key[DROPOUT ? ROWS : 1]; };
-__device__ inline void fetch_rows(const Call& call, const float* total, const float* shift, const float* dots,
-                                  unsigned long long seed, int head, int i0, Rows& rows) {
-    for (int r = threadIdx.x; r < ROWS; r += blockDim.x) {
-        bool there = i0 + r < call.queries;
-        long long place = head * call.queries + i0 + r;
-        rows.shift[r] = there ? shift[place] : 0;
-        rows.inverse[r] = there && total[place] != 0 ? 1 / total[place] : 0;
-        rows.dot[r] = there ? dots[place] : 0;
-        if (DROPOUT) rows.key[r] = row_key(place, seed);
     }
 }
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np
-from gpu.test_compiled import ALL_HEADS, SOURCES, TARGETS, variants
+from gpu.test_compiled import SOURCES, TARGETS, variants
 from gpu.test_kernels import CASES, DTYPES, derived, made, moved
 from gpu.test_optim_on_gpu import trained
 from support import nvidia_compiler as nvidia
@@ -67,8 +67,8 @@ def compiled() -> dict[str, dict[str, tuple[int, int]]]:
         print("NVRTC or ptxas is missing: no registers", file=sys.stderr)
         return found
     for path in SOURCES:
-        for dtype, pack, defines in variants(path, ALL_HEADS):
-            for target in TARGETS:
+        for target in TARGETS:
+            for dtype, pack, defines in variants(path, target, thorough=True):
                 ptx = nvidia.to_ptx(gpu.source(path), gpu.options(dtype, pack, defines), target)
                 for report in nvidia.assemble(ptx, target):
                     row = found[f"{path.name}: {report.name}"]

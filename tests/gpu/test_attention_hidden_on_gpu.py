@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 
 import minigrad as mg
+from minigrad.backend import as_dtype
 from minigrad.kernels.attention import attention
 from minigrad.kernels.attention_patterns import BlockPattern
 
-T, HIDDEN = 40, 21  # tiles of 32 queries and 32 keys; the queries before HIDDEN don't see the keys from there on
+T, HIDDEN = 40, 21  # tiles of 32 or 64 queries and keys; the queries before HIDDEN don't see the keys from there on
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def drawn(dtype: str) -> list[Any]:
+    """q, k, v and the gradient of the result."""
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
+    return [np.random.default_rng(n).standard_normal((1, 2, T, 16)).astype(as_dtype(dtype)) for n in range(4)]
 
 
 def run(q: Any, k: Any, v: Any, g: Any, options: dict[str, Any]) -> list[Any]:
@@ -22,6 +31,7 @@ def run(q: Any, k: Any, v: Any, g: Any, options: dict[str, Any]) -> list[Any]:
     return [mg.backend.to_numpy(x) for x in (out.data, *(tensor.grad for tensor in tensors))]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "options",
     [
@@ -31,8 +41,8 @@ def run(q: Any, k: Any, v: Any, g: Any, options: dict[str, Any]) -> list[Any]:
     ],
     ids=["causal", "mask", "blocks"],
 )
-def test_hidden_numbers_change_no_bit(options: dict[str, Any], gpu: Any) -> None:
-    q, k, v, g = (np.random.default_rng(n).standard_normal((1, 2, T, 16)).astype(np.float32) for n in range(4))
+def test_hidden_numbers_change_no_bit(options: dict[str, Any], dtype: str, gpu: Any) -> None:
+    q, k, v, g = drawn(dtype)
     hidden = HIDDEN + 4 if "mask" in options else HIDDEN
     before = run(q, k, v, g, options)
     for factor in (1e20, 3e38, np.inf, np.nan):
@@ -41,17 +51,31 @@ def test_hidden_numbers_change_no_bit(options: dict[str, Any], gpu: Any) -> None
             with np.errstate(over="ignore"):
                 for x, old in zip(arrays, (k, v), strict=True):
                     if any(old is one for one in changed):
-                        x[:, :, hidden:] *= np.float32(factor)
+                        x[:, :, hidden:] = (old[:, :, hidden:].astype(np.float32) * np.float32(factor)).astype(x.dtype)
             after = run(q, *arrays, g, options)
             for a, b in zip(before[:2], after[:2], strict=True):
                 np.testing.assert_array_equal(a[:, :, :HIDDEN], b[:, :, :HIDDEN], f"{factor}")
 
 
-def test_who_sees_an_endless_value_gets_it(gpu: Any) -> None:
-    q, k, v, g = (np.random.default_rng(n).standard_normal((1, 2, T, 16)).astype(np.float32) for n in range(4))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hidden_queries_change_no_bit_of_a_key(dtype: str, gpu: Any) -> None:
+    """The first queries don't see the keys from HIDDEN on: of whose gradients they are no part, whatever they hold."""
+    q, k, v, g = drawn(dtype)
+    before = run(q, k, v, g, {"is_causal": True})
+    for number in (np.inf, np.nan):
+        q[:, :, :HIDDEN], g[:, :, 3:HIDDEN] = number, number
+        after = run(q, k, v, g, {"is_causal": True})
+        for a, b in zip(before[2:], after[2:], strict=True):
+            np.testing.assert_array_equal(a[:, :, HIDDEN:], b[:, :, HIDDEN:], f"{number}")
+            assert not np.isfinite(b[:, :, :HIDDEN].astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_who_sees_an_endless_value_gets_it(dtype: str, gpu: Any) -> None:
+    q, k, v, g = drawn(dtype)
     for number in (np.inf, -np.inf, np.nan):
         v[0, 0, HIDDEN, 5] = number
         out = run(q, k, v, g, {"is_causal": True})[0]
         np.testing.assert_array_equal(out[0, 0, HIDDEN:, 5], np.full(T - HIDDEN, number))
         out[0, 0, HIDDEN:, 5] = 0
-        assert np.isfinite(out).all()
+        assert np.isfinite(out.astype(np.float32)).all()

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,7 @@ def _wheel(*parts: str) -> Path | None:
 
 NVRTC = _wheel("cuda_nvrtc", "lib", "libnvrtc.so.*")
 PTXAS = _wheel("cuda_nvcc", "bin", "ptxas") or (Path(found) if (found := shutil.which("ptxas")) else None)
+NVDISASM = _wheel("cu1*", "bin", "nvdisasm") or (Path(found) if (found := shutil.which("nvdisasm")) else None)
 
 
 def to_ptx(code: str, options: Sequence[str], target: str) -> str:
@@ -63,15 +65,32 @@ def _text(library: ctypes.CDLL, program: ctypes.c_void_p, kind: str) -> str:
 def assemble(ptx: str, target: str) -> list[Report]:
     """Registers and spills of the kernels in PTX, by ptxas."""
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(ptx)
-        command = [str(PTXAS), "-v", "-Werror", f"-arch=sm_{target}", str(source), "-o", f"{folder}/kernel.cubin"]
-        said = subprocess.run(command, capture_output=True, text=True)
-    if said.returncode:
-        raise RuntimeError(said.stderr)
+        said = _to_machine_code(ptx, target, Path(folder, "kernel.cubin"))
     pattern = r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers([^\n]*)"
     reports = []
-    for name, spilled, registers, rest in re.findall(pattern, said.stderr, re.S):
+    for name, spilled, registers, rest in re.findall(pattern, said, re.S):
         shared = re.search(r"(\d+) bytes smem", rest)
         reports.append(Report(name, int(registers), int(spilled), int(shared.group(1)) if shared else 0))
     return reports
+
+
+def instructions(ptx: str, target: str) -> dict[str, Counter[str]]:
+    """How often each instruction stands in the machine code of each kernel in PTX, by nvdisasm."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder, "kernel.cubin")
+        _to_machine_code(ptx, target, code)
+        listing = subprocess.run([str(NVDISASM), str(code)], capture_output=True, text=True, check=True).stdout
+    sections = re.split(r"^\s*\.section\s+\.text\.(\w+)", listing, flags=re.M)[1:]
+    pattern = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?(\w+)", re.M)
+    return {name: Counter(pattern.findall(text)) for name, text in zip(sections[::2], sections[1::2], strict=True)}
+
+
+def _to_machine_code(ptx: str, target: str, to: Path) -> str:
+    """Write the machine code and return what ptxas says; a warning raises a RuntimeError."""
+    source = to.with_suffix(".ptx")
+    source.write_text(ptx)
+    command = [str(PTXAS), "-v", "-Werror", f"-arch=sm_{target}", str(source), "-o", str(to)]
+    said = subprocess.run(command, capture_output=True, text=True)
+    if said.returncode:
+        raise RuntimeError(said.stderr)
+    return said.stderr

@@ -1,11 +1,11 @@
-"""Attention on a GPU: sizes, strides and options of a call, in the form that ``attention.cu`` reads."""
+"""Attention on a GPU: sizes, strides and options of a call, in the form that the kernels read."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,18 +15,30 @@ from minigrad.kernels.attention_patterns import Pattern, pattern_of
 from minigrad.kernels.attention_tiles import dropout_scale, mask_shape, scale_of, sizes_of, threshold
 from minigrad.kernels.cuda.launching import THREADS, launch, uniform
 
-KEYS, FAR = 32, 1 << 40
+FAR = 1 << 40
 PLACES = ("q", "k", "v", "g", "out", "dq", "dk", "dv")
 
 
-def tile_of(head: int) -> int:
-    """How many queries a block takes: what fits into shared memory."""
-    return 16 if head > 64 else 32
+class Tile(NamedTuple):
+    """How many queries and keys a tile has, the threads of a block, and how many elements it loads at once."""
+
+    rows: int
+    keys: int
+    threads: int
+    pack: int
 
 
-def defines(head: int, **options: bool) -> dict[str, int | str]:
+def kernels_for(head: int, itemsize: int) -> tuple[str, Tile]:
+    """The source for heads of so many features in shared memory: half precision is for tensor cores."""
+    if itemsize == 2:
+        return "attention_mma", Tile(64, 64, 128, 8)
+    return "attention", Tile(16 if head > 64 else 32, 32, THREADS, 4)  # what fits into shared memory
+
+
+def defines(head: int, itemsize: int, **options: bool) -> dict[str, int | str]:
     """What the source is compiled with for heads of so many features in shared memory."""
-    sizes: dict[str, int | str] = {"HEAD": head, "KEYS": KEYS, "ROWS": tile_of(head), "PLACES": ",".join(PLACES)}
+    tile = kernels_for(head, itemsize)[1]
+    sizes: dict[str, int | str] = {"HEAD": head, "KEYS": tile.keys, "ROWS": tile.rows, "PLACES": ",".join(PLACES)}
     return sizes | {name.upper(): int(there) for name, there in options.items()}
 
 
@@ -58,8 +70,8 @@ class _Call:
         n, h, group = math.prod(self.sizes.lead), self.sizes.heads, self.sizes.group
         self.rows, self.heads = n * h * group, n * h
         self.queries, self.keys = q.shape[-2], k.shape[-2]
-        self.head = -(-self.d // 16) * 16
-        self.tile = tile_of(self.head)
+        head = _tiles(self.d, 16) * 16
+        self.stem, self.tile = kernels_for(head, q.itemsize)
         pattern = pattern_of(is_causal, *shape)
         pattern.check(self.queries, self.keys)
         device = self.xp.cuda.Device().id
@@ -68,7 +80,9 @@ class _Call:
         self.numbers = (*steps, h, group, self.queries, self.keys, self.d, *_band(pattern, self.grid))
         chance = seed % 2**64, threshold(dropout_p), dropout_scale(dropout_p)
         self.options = (scale_of(scale, q), mask, *chance)
-        self.defines = defines(self.head, mask=mask is not None, dropout=dropout_p > 0, grid=pattern.grid is not None)
+        self.defines = defines(
+            head, q.itemsize, mask=mask is not None, dropout=dropout_p > 0, grid=pattern.grid is not None
+        )
 
     def spread(self, mask: Array | None) -> tuple[Array | None, tuple[int, ...]]:
         """The mask with axes (n, h·group, queries, keys), and its steps along them, 0 where it is the same."""
@@ -93,24 +107,16 @@ class _Call:
         made = self.xp.empty_like(x)
         return made if x.ndim <= 4 and made.strides[-1] == made.itemsize else self.xp.empty(x.shape, x.dtype)
 
-    def launch(self, name: str, grid: tuple[int, int], places: dict[str, Array], *args: Any) -> None:
-        """Launch a kernel; it is given the strides of ``places``, arrays by their names in the source."""
+    def launch(self, stem: str, name: str, grid: tuple[int, int], places: dict[str, Array], *args: Any) -> None:
+        """Launch a kernel of a source; it is given the strides of ``places``, arrays by their names in the source."""
         steps = {n: [x.strides[axis] // x.itemsize for axis in range(3)] for n, x in places.items()}
         strides = [s for name in PLACES for s in steps.get(name, (0, 0, 0))]
         call = _uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers))
         inputs: list[Any] = list(places.values())
-        aligned = all(x.data.ptr % (4 * x.itemsize) == 0 for x in inputs) and not any(s % 4 for s in strides)
-        launch(
-            "attention.cu",
-            f"attention_{name}",
-            inputs[0],
-            4 if aligned else 1,
-            grid,
-            THREADS,
-            call,
-            *args,
-            **self.defines,
-        )
+        pack = self.tile.pack
+        aligned = all(x.data.ptr % (pack * x.itemsize) == 0 for x in inputs) and not any(s % pack for s in strides)
+        pack, threads = pack if aligned else 1, self.tile.threads
+        launch(f"{stem}.cu", name, inputs[0], pack, grid, threads, call, *args, **self.defines)
 
 
 @functools.lru_cache(maxsize=256)
@@ -129,13 +135,13 @@ def _band(pattern: Pattern, grid: tuple[Array, ...]) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _grid(device: int, pattern: Pattern, queries: int, keys: int, tile: int) -> tuple[Array, ...]:
+def _grid(device: int, pattern: Pattern, queries: int, keys: int, tile: Tile) -> tuple[Array, ...]:
     """The grid on the device, for each tile of queries the tiles of keys that it sees, and the other way round."""
     assert pattern.grid is not None
-    meets = np.zeros((_tiles(queries, tile), _tiles(keys, KEYS)), bool)
+    meets = np.zeros((_tiles(queries, tile.rows), _tiles(keys, tile.keys)), bool)
     for i, row in enumerate(meets):
-        for first, last in pattern.spans(i * tile, min((i + 1) * tile, queries), keys):
-            row[first // KEYS : _tiles(last, KEYS)] = True
+        for first, last in pattern.spans(i * tile.rows, min((i + 1) * tile.rows, queries), keys):
+            row[first // tile.keys : _tiles(last, tile.keys)] = True
     arrays = (pattern.grid.blocks, _lists(meets), _lists(meets.T))
     return tuple(to_device(x, f"cuda:{device}") for x in arrays)
 
@@ -156,8 +162,8 @@ def _forward(q: Array, k: Array, v: Array, *options: Any) -> tuple[Array, dict[s
     q, out, k, v = call.forms((q, result), (k, v))
     total, shift = (call.xp.empty((call.rows, call.queries), np.float32) for _ in range(2))
     places = {"q": q, "k": k, "v": v, "out": out}
-    grid = (call.rows, _tiles(call.queries, call.tile))
-    call.launch("forward", grid, places, q, k, v, out, total, shift, *call.options)
+    grid = (call.rows, _tiles(call.queries, call.tile.rows))
+    call.launch(call.stem, f"{call.stem}_forward", grid, places, q, k, v, out, total, shift, *call.options)
     return result, {"total": total, "shift": shift}
 
 
@@ -170,13 +176,14 @@ def _backward(
     q, g, out, dq, k, v, dk, dv = call.forms((q, g, out, gradients[0]), (k, v, *gradients[1:]))
     dots = call.xp.empty(total.shape, np.float32)
     places = {"q": q, "k": k, "v": v, "g": g, "out": out, "dq": dq, "dk": dk, "dv": dv}
-    queries, read = (call.rows, _tiles(call.queries, call.tile)), (q, k, v, g, total, shift, dots)
-    call.launch("row_dots", (call.rows, _tiles(call.queries, THREADS // 32)), places, g, out, dots)
+    queries, read = (call.rows, _tiles(call.queries, call.tile.rows)), (q, k, v, g, total, shift, dots)
+    warps = (call.rows, _tiles(call.queries, call.tile.threads // 32))
+    call.launch("row_dots", "attention_row_dots", warps, places, g, out, dots)
     if needs[0]:
-        call.launch("backward_q", queries, places, *read, dq, *call.options)
+        call.launch(call.stem, f"{call.stem}_backward_q", queries, places, *read, dq, *call.options)
     if needs[1] or needs[2]:
-        keys = (call.heads, _tiles(call.keys, KEYS))
-        call.launch("backward_kv", keys, places, *read, dk, dv, *call.options)
+        keys = (call.heads, _tiles(call.keys, call.tile.keys))
+        call.launch(call.stem, f"{call.stem}_backward_kv", keys, places, *read, dk, dv, *call.options)
     return *(x if need else None for x, need in zip(gradients, needs, strict=False)), None
 
 

@@ -72,8 +72,9 @@ def grid_for(size: int, pack: int = 1) -> int:
 
 
 def source(path: Path) -> str:
-    """A ``.cu`` with what all of them share in front."""
-    return f'{(HERE / "common.cuh").read_text()}\n#line 1 "{path.name}"\n{path.read_text()}'
+    """A ``.cu`` with what all of them share in front, and the files of ours that it includes."""
+    text = re.sub(r'#include "(.+)"', lambda found: (HERE / found[1]).read_text(), path.read_text())
+    return f'{(HERE / "common.cuh").read_text()}\n#line 1 "{path.name}"\n{text}'
 
 
 def options(dtype: Any, pack: int, defines: tuple[tuple[str, int | str], ...] = ()) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import scipy.integrate
 import scipy.linalg
 
 from minigrad.engine.registry import Operation
@@ -219,6 +220,7 @@ NUMPY = {
     "solve_triangular": _triangular,
     "orthogonal_triangle": lambda n, x: n.linalg.qr(x),
     "real_eigen": lambda n, x: n.linalg.eig(x),
+    "trajectory": lambda n, y0, t, theta, func, options: scipy.integrate.odeint(func, y0, t, (theta,), **options),
     "solve_banded": lambda n, l_and_u, ab, b: scipy.linalg.solve_banded(l_and_u, ab, b),
     "solve_bands": lambda n, ab, b, lower, upper: scipy.linalg.solve_banded((lower, upper), ab, b),
     "solve_sylvester": _of_matrices(scipy.linalg.solve_sylvester, "(m,m),(n,n),(m,n)->(m,n)"),

@@ -140,6 +140,7 @@ FUSED = [case for case in CASES if isinstance(case.operation, Fused)]
 
 
 LACKING = {  # in CuPy: the function of SciPy that an operation calls
+    "gammasgn": "gammasgn",
     "iv": "iv",
     "ive": "ive",
     "ive_slope": "ive",

@@ -113,12 +113,12 @@ class Family:
 
     def _at(self, method: str, function: Function, x: Any, *shapes: Any, loc: Any, scale: Any) -> Any:
         least, largest, between = self.support
-        given = [float(v) if isinstance(v, int) else v for v in (x, *shapes, loc, scale)]
-        x, *shapes, loc, scale = as_arrays(*given)  # type: ignore[assignment]
         if self.discrete:
             x = x.detach() if hasattr(x, "detach") else x
         if getattr(getattr(x, "dtype", None), "kind", "f") in "biu":
             x = x.astype(floating([array_of(v) for v in (*shapes, loc, scale)]) or np.float64)
+        given = [float(v) if isinstance(v, int) else v for v in (x, *shapes, loc, scale)]
+        x, *shapes, loc, scale = as_arrays(*given)  # type: ignore[assignment]
         wrong: Any = False
         for value in (*shapes, scale):
             wrong = wrong | (array_of(value) >= 0 if self.discrete else array_of(value) > 0) ^ True

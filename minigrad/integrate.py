@@ -142,7 +142,9 @@ def odeint(
     y0 = reshape(y0, (1,)) if y0.ndim == 0 else y0
     times = array_of(t)
     if y0.ndim != 1 or t.ndim != 1 or not t.shape[0]:
-        raise ShapeError("y0 of shape (n,), and times (k,)", f"{describe(y0)} and {describe(t)}", "ravel a larger state")
+        raise ShapeError(
+            "y0 of shape (n,), and times (k,)", f"{describe(y0)} and {describe(t)}", "ravel a larger state"
+        )
     if not ((times[1:] >= times[:-1]).all() or (times[1:] <= times[:-1]).all()):
         raise ArgumentError("times in order, ascending or descending", describe(t), "np.sort(t)")
     if is_grad_enabled():

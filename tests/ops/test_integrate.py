@@ -98,4 +98,3 @@ def test_refusals() -> None:
             odeint(lambda y, t: -y, y0, times)
     with pytest.raises(ZeroDivisionError):
         odeint(lambda y, t: y / (1 // 0), Y0, t)
-

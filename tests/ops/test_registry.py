@@ -8,8 +8,8 @@ import doctest
 import gc
 import importlib
 import inspect
-import pkgutil
 import itertools
+import pkgutil
 import warnings
 import weakref
 from typing import Any

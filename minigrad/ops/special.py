@@ -38,8 +38,8 @@ from minigrad.ops.shape import squeeze
 # fmt: off
 __all__ = [
     "beta", "betainc", "betaln", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "expit", "gamma",
-    "gammainc", "gammaincc", "gammaln", "gammasgn", "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1", "jn", "log_ndtr", "logit",
-    "logsumexp", "multigammaln", "ndtr", "ndtri", "polygamma", "psi", "rel_entr", "rgamma", "stdtr", "xlog1py",
+    "gammainc", "gammaincc", "gammaln", "gammasgn", "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1", "jn", "log_ndtr",
+    "logit", "logsumexp", "multigammaln", "ndtr", "ndtri", "polygamma", "psi", "rel_entr", "rgamma", "stdtr", "xlog1py",
     "xlogy", "y0", "y1", "yn", "zeta",
 ]
 # fmt: on

@@ -80,7 +80,7 @@ def test_functions_of_scipy(theirs: str, ours: str) -> None:
 
     more = {"m": np.array([[4.0, 1.0, 0.5], [1.0, 5.0, 0.2], [0.5, 0.2, 6.0]]), "s": np.array([0.0, 0.5, 1.0])}
     space = names(autograd.numpy, integrate=integrate, linalg=linalg, signal=signal, special=special, stats=stats)
-    space |= {"grad": autograd.grad, "jacobian": autograd.jacobian, "f": lambda y, t: t - y, **more}
+    space |= {"grad": autograd.grad, "jacobian": autograd.jacobian, "f": lambda y, t, c: t - c * y, **more}
     expected, found = eval(theirs.strip("`"), space), eval(ours.strip("`"), names(np, mg=mg) | space | {"mg": mg})
     for a, b in zip(numbers(found), [np.squeeze(expected)], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)

@@ -1,7 +1,8 @@
-"""Eigenvalues of any matrix, square roots, Sylvester's equation and bands: against dense closed forms, and at the edge."""
+"""Eigenvalues of any matrix, square roots, Sylvester's equation, bands: against dense closed forms, at the edge."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_complex_results_are_refused_by_name() -> None:
     for fn in (L.eig, L.eigvals, lambda x: np.linalg.eig(leaf(x))):
         with pytest.raises(LinAlgError, match="complex numbers are out of scope"):
             fn(np.stack([np.eye(2), turn]))
-    with pytest.raises(LinAlgError, match="real square root\n.*root is complex"):
+    with pytest.raises(LinAlgError, match=r"real square root\n.*root is complex"):
         L.sqrtm(-np.eye(2))
 
 
@@ -126,7 +127,7 @@ def test_sylvesters_equation_is_that_of_the_kronecker_products() -> None:
 
         u = RNG.normal(size=(*a.shape[:-2], m, n))
         np.testing.assert_allclose(L.solve_sylvester(a, b, q), dense(a, b, q), rtol=1e-9, atol=1e-12)
-        for ours, theirs in zip(*(gradient(lambda *z, fn=fn: (fn(*z) * u).sum(), a, b, q)
+        for ours, theirs in zip(*(gradient(lambda *z, fn=fn, u=u: (fn(*z) * u).sum(), a, b, q)
                                   for fn in (L.solve_sylvester, dense)), strict=True):  # fmt: skip
             np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-10)
 
@@ -135,7 +136,7 @@ def test_sylvesters_equation_refuses() -> None:
     for a, b in [(np.eye(2), -np.eye(3)), (np.zeros((2, 2)), np.zeros((3, 3))), (np.diag([1.0, 1e9]), -np.eye(3))]:
         with pytest.raises(LinAlgError, match="two that no digit tells apart"):
             L.solve_sylvester(a, b, np.ones((2, 3)))
-    with pytest.raises(ShapeError, match="A X . X B = Q"):
+    with pytest.raises(ShapeError, match=r"A X . X B = Q"):
         L.solve_sylvester(np.eye(2), np.eye(3), np.ones((3, 2)))
     with pytest.raises(LinAlgError, match="square"):
         L.solve_sylvester(np.ones((2, 3)), np.eye(3), np.ones((2, 3)))
@@ -185,10 +186,8 @@ ALL: dict[str, Callable[[Any], Any]] = {
 def test_nan_is_handed_on_or_refused(name: str) -> None:
     for value in (np.nan, np.inf):
         x = np.diag([1.0, value, 2.0])
-        try:
+        with contextlib.suppress(LinAlgError):
             assert not np.isfinite(ALL[name](x)).all()
-        except LinAlgError:
-            pass
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -182,26 +182,30 @@ log_softmax and cross_entropy are differences of logarithms: a value next to 0 h
 ## What it costs
 
 Forward and backward pass together, new time by old, the median of 5 to 9 pairs, old and new in turn in two processes of
-one thread (an AMD EPYC with AVX-512, NumPy 2.4), on 10⁵ and 1000 normal random numbers, in (-0.8, 0.8) for arcsin and
-arctanh. The old code is gone, so no command repeats it. Half a microsecond of each run belongs to the engine: negative,
-whose rule did not change, has 1.02 to 1.04. What is not listed has at most 1.05 on 10⁵ numbers.
+one thread (an AMD EPYC or, for the rows marked *, an Intel Xeon with AVX-512, NumPy 2.4), on 10⁵ and 1000 normal random
+numbers, in (-0.8, 0.8) for arcsin and arctanh. The old code is gone, so no command repeats it. Half a microsecond of
+each run belongs to the engine: negative, whose rule did not change, has 1.02 to 1.04. What is not listed has at most
+1.05 on 10⁵ numbers. Loops of float32 are compiled where numba is.
 
 | operation | float64 | float32 | 1000 numbers | what is left, and its floor |
 |---|---|---|---|---|
-| expm1 | 1.14 to 1.19 | 1.41 | 1.10 to 1.17 | a comparison (11, 5 µs) and a list of places (16 µs), of 177, 78 |
-| tanh | 1.27 to 1.40 | 1.30 to 1.40 | 1.17 to 1.21 | cosh (92 µs), sinh (36 µs), of 240, 88; the tail is large |
-| arctanh | 1.08 to 1.10 | 1.10 | 1.13 | (1 - x)(1 + x) is one pass more than 1 - x² |
+| expm1 * | 1.19 | 1.22 | 1.24 to 1.31 | e^x takes 51, 34 µs, x + 1 21, 8; a list of places no less |
+| tanh * | 1.09 | 1.02 to 1.09 | 1.19 to 1.31 | cosh, square, quotient (134 µs) for 90 µs; NumPy in float32 1.4 |
+| arctanh * | 1.08 to 1.15 | 0.74 | 1.15 to 1.28 | (1 - x)(1 + x) is one pass more than 1 - x² |
 | arcsin | 1.04 to 1.06 | 1.05 | 1.00 | the same |
-| gelu tanh | 1.06 | 1.05 | 1.13 | passes that the engine's small arrays feel |
-| swiglu | 1.08 | 1.07 | 1.09 | a comparison, which tells whether any x is above 5.5 |
+| gelu tanh * | 1.03 | 0.53 | 1.12, 0.82 | passes that the engine's small arrays feel |
+| swiglu * | 1.02 | 0.62 | 1.03, 0.83 | NumPy in float32 1.07: a comparison, which tells whether any x is above 5.5 |
+| layer_norm, rows of 250 * | 1.07 | 0.45 | 1.13, 0.83 | a look at the range of the squares |
+| rms_norm; glu; mse_loss * | 1.04; 0.83; 1.03 | 0.51; 0.77; 0.92 | 0.84 to 1.05 | |
 | softmax, log_softmax, rows of 250 | 0.98 to 1.02 | 0.97 to 0.99 | 0.89 to 0.92 | |
 | the same, a weight above 0.9 in each row | 1.06 to 1.13 | 0.99 to 1.11 | 0.95 to 1.01 | 33 of 330 µs to find and sum |
-| the same in rows of 10 | 1.22 to 1.32 | 1.09 to 1.20 | 0.98 | the list of places is a tenth of all numbers |
+| the same in rows of 10 | 1.22 to 1.35 | 1.09 to 1.43 | 0.83 to 0.98 | the list of places is a tenth of all numbers |
 | cross_entropy, rows of 250; each target above 0.9 | 1.03; 1.08 to 1.10 | 0.99; 1.08 | 1.05; 1.08 | another sum |
 | hypot, norm of order 3, cumprod | 1.00 to 1.02 | 0.99 to 1.03 | 1.06 to 1.12 | looking at the range of a sum, 5 µs |
 | sigmoid; softplus | 0.55; 0.55 | 0.35; 0.42 | 1.05; 0.90 | one exponential |
 | arctan; logaddexp | 0.06; 0.75 | 0.11; 0.73 | 0.7; 0.94 | no hypot |
 | gelu | 0.73 | 1.02 | 0.93 to 1.05 | |
+| Adam, AdamW, 4 × 10⁵ * | 0.94 to 0.98 | 0.96 to 1.06, loop 0.5 | 1.00 to 1.05 | 200 × 16: 1.00 to 1.13 |
 
 In float32 a tail where e^-x overflows costs gelu's tanh form 2.3 of its time. A node of tanh or sigmoid keeps its
 argument in place of its result, which in the tail does not tell the slope, one of expm1 both: a network that keeps the

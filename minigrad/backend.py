@@ -162,41 +162,88 @@ def load_cupy() -> Any:
     """The module ``cupy``, imported at the first call; a DeviceError that says what is missing where it can't be."""
     try:
         import cupy
+    except ModuleNotFoundError as error:
+        raise DeviceError("CuPy, which runs the GPU", str(error), "pip install -e '.[cuda]', of minigrad") from error
     except ImportError as error:
-        raise DeviceError(
-            "CuPy, which runs the GPU", str(error), "pip install -e '.[cuda]' in the folder of minigrad"
-        ) from error
-    _explain_full_memory(cupy)
+        raise DeviceError("a CuPy that can be imported", str(error), f"a library is missing: {_LIBRARIES}") from error
+    if cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc:  # not one that the user chose
+        cupy.cuda.set_allocator(functools.partial(_allocate, cupy))
     return cupy
 
 
-@functools.cache
-def _explain_full_memory(cupy: Any) -> None:
-    """Have every allocation of CuPy's pool tried twice, and an error that gives the sizes where it fails again."""
+_LIBRARIES = "pip install -e '.[cuda]' brings CUDA's for CUDA 12, '.[cuda13]' for 13"
+
+
+def _allocate(cupy: Any, size: int) -> Any:
+    """Memory of CuPy's pool, which is tried twice; an error that gives the sizes where it is full again."""
     pool, full = cupy.get_default_memory_pool(), cupy.cuda.memory.OutOfMemoryError
-
-    def allocate(size: int) -> Any:
-        try:
-            return pool.malloc(size)
-        except full:
-            pool.free_all_blocks()
-        try:
-            return pool.malloc(size)
-        except full:
-            free, total = cupy.cuda.Device().mem_info
-            held = f"{pool.used_bytes():,} held by arrays, {free:,} of {total:,} free on the device"
-            hint = "a smaller batch, or mg.checkpoint"
-            raise OutOfMemoryError("room on the GPU", f"{size:,} bytes asked for; {held}", hint) from None
-
-    cupy.cuda.set_allocator(allocate)
+    try:
+        return pool.malloc(size)
+    except full:
+        pool.free_all_blocks()
+    try:
+        return pool.malloc(size)
+    except full:
+        free, total = cupy.cuda.Device().mem_info
+        held = f"{pool.used_bytes():,} held by arrays, {free:,} of {total:,} free on the device"
+        hint = "a smaller batch, or mg.checkpoint"
+        raise OutOfMemoryError("room on the GPU", f"{size:,} bytes asked for; {held}", hint) from None
 
 
 def gpu_count() -> int:
-    """The number of GPUs that CuPy can reach; 0 where CuPy or a driver is missing."""
+    """The number of GPUs that can be used; 0 where something is missing, which ``check_device`` tells."""
     try:
-        return int(load_cupy().cuda.runtime.getDeviceCount())
-    except Exception:  # no CuPy, no driver, no device: each raises a kind of its own
+        return count_gpus()
+    except DeviceError:
         return 0
+
+
+def count_gpus() -> int:
+    """The number of GPUs, at least 1; a DeviceError that says what is missing where none can be used."""
+    cupy = load_cupy()
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except Exception as error:
+        raise _without_device(cupy.cuda.runtime, error) from error
+    if count:
+        _try_out(cupy)
+    return count
+
+
+def _without_device(runtime: Any, error: Exception) -> DeviceError:
+    """What keeps CUDA from finding a device: no driver, an old one, or no card."""
+    found, needed = (number // 10 for number in (runtime.driverGetVersion(), runtime.runtimeGetVersion()))
+    driver, library = (f"{number // 100}.{number % 100}" for number in (found, needed))
+    if not found:
+        return DeviceError("a driver of NVIDIA", str(error), "install it; nvidia-smi shows it")
+    if found // 100 < needed // 100:
+        hint = f"update the driver, or install the CuPy of its CUDA: cupy-cuda{found // 100}x"
+        return DeviceError(f"a driver for CUDA {library}, of which CuPy is", f"one for {driver}: {error}", hint)
+    if found < needed:
+        return DeviceError(f"a driver for CUDA {library}", f"one for {driver}: {error}", "update the driver")
+    return DeviceError("an NVIDIA GPU", str(error), "nvidia-smi lists them; CUDA_VISIBLE_DEVICES may hide them")
+
+
+@functools.cache
+def _try_out(cupy: Any) -> None:
+    """A tiny product and a tiny kernel: they need cuBLAS, NVRTC and CUDA's headers, which CuPy alone doesn't bring."""
+    try:
+        cupy.matmul(cupy.ones((2, 2), np.float32), cupy.ones((2, 2), np.float32))
+        source = 'extern "C" __global__ void nothing(int n) {}'
+        cupy.RawModule(code=source).get_function("nothing")((1,), (1,), [np.int32(0)])
+    except Exception as error:
+        raise DeviceError("a GPU that multiplies and runs a kernel", str(error), _LIBRARIES) from error
+
+
+@functools.cache
+def check_bfloat16(cupy: Any, device: int) -> None:
+    """Refuse bfloat16 on a GPU that would emulate its products, and where CuPy can't convert it."""
+    capability = str(cupy.cuda.Device(device).compute_capability)
+    if int(capability) < 80:
+        got, hint = f"{capability[:-1]}.{capability[-1]}, of cuda:{device}", "use float16 and optim.GradScaler"
+        raise DeviceError("compute capability 8.0 or more for bfloat16", got, hint)
+    if np.lib.NumpyVersion(np.__version__) < "2.1.2":
+        raise DeviceError("NumPy 2.1.2 or newer for bfloat16 on a GPU", np.__version__, "update NumPy, or use float16")
 
 
 def check_device(device: str | None) -> str:
@@ -210,9 +257,9 @@ def check_device(device: str | None) -> str:
     kind, _, number = str(device).partition(":")
     if kind != "cuda" or not (number or "0").isdigit():
         raise DeviceError("a device 'cpu', 'cuda' or 'cuda:N'", repr(device), "'cpu' is always there")
-    count = gpu_count()
+    count = count_gpus()
     if int(number or 0) >= count:
-        raise DeviceError(f"one of {count} GPUs" if count else "a GPU", repr(device), "use device='cpu'")
+        raise DeviceError(f"one of {count} GPUs", repr(device), "use device='cpu'")
     return f"cuda:{int(number) if number else load_cupy().cuda.Device().id}"
 
 

@@ -10,10 +10,11 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from minigrad import random
+from minigrad.autocast import autocast
 from minigrad.engine.backward import Pass, nodes_behind
 from minigrad.engine.core import Node, attach, attach_several, behind_views, node_ids, notify, rewrap_value
 from minigrad.engine.plan import Plan
-from minigrad.engine.recording import current_mode, enable_grad, in_precision, is_grad_enabled
+from minigrad.engine.recording import current_mode, enable_grad, is_grad_enabled
 from minigrad.errors import DTypeError, GraphError
 from minigrad.instruments.observe import Instrument
 from minigrad.messages.explain import describe, explained
@@ -85,7 +86,7 @@ class _Recompute:
         hooks = [len(holder._hooks or ()) for holder in holders]
         random.set_state(self.drawn[0])
         try:
-            with enable_grad(), in_precision(self.precision), RunsAgain(), ExitStack() as stack:
+            with enable_grad(), autocast(self.precision or "float32"), RunsAgain(), ExitStack() as stack:
                 for surrounding in self.surroundings:
                     stack.enter_context(within(surrounding))
                 args = [rewrap_value(a, *source) for a, source in zip(node.residuals, self.sources, strict=True)]
@@ -108,7 +109,7 @@ class _Recompute:
         if found != shapes:
             got = f"results of the shapes {found}, then {shapes}"
         elif any(isinstance(edge, Node) or edge.requires_grad for edge in missing):  # no leaf that was frozen since
-            got = "results made from other tensors than then, as a name stands for another one by now"
+            got = "results made from other tensors: a name stands for another one by now, or the function makes leaves"
         elif random.get_state() != self.drawn[1]:
             got = "other random numbers than then, as train() or eval() was called since"
         else:
@@ -172,7 +173,7 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
         return out
     made = [isinstance(a, Tensor) and a.node is not None for a in args]
     sources = [(a.node, [a._version]) if m else (None, ()) for a, m in zip(args, made, strict=True)]
-    node = Node(
+    node = Node.of(
         _Recompute(fn, sources, edges, reading.names, (before, random.get_state())),
         Plan(wrt=tuple(range(len(edges))), names=tuple(f"argument {i}" for i in range(len(args)))),
         tuple(edges),

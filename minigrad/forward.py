@@ -23,10 +23,10 @@ import numpy as np
 from minigrad import ops
 from minigrad.backend import array_module, array_of, is_array
 from minigrad.engine import core
-from minigrad.engine.backward import gradients, nodes_behind
+from minigrad.engine.backward import SETTINGS, gradients, nodes_behind
 from minigrad.engine.core import Node, rewrap_value
 from minigrad.engine.fused import Fused
-from minigrad.engine.plan import FACTS, argument_and_fact, picked
+from minigrad.engine.plan import FACTS, argument_and_fact
 from minigrad.engine.recording import Setting, enable_grad
 from minigrad.instruments.observe import Instrument, node_of
 from minigrad.rows import MATMUL, SHIFTED, left_products, right_products, stacked
@@ -61,7 +61,7 @@ def products(
     """
     roots = [out.node or out for out in outs]
     moved: dict[Any, Any] = {edge: t if create_graph else array_of(t) for edge, t in tangents.items()}
-    with Setting(recording=create_graph, autocast=None):
+    with SETTINGS[create_graph]:
         for node in sorted(nodes_behind(roots, tangents.__contains__), key=lambda n: n.number):
             given = [moved.get(edge) for edge in node.parents or ()]
             if node.parents is None or any(t is not None for t in given):
@@ -140,7 +140,7 @@ def _elementwise(node: Node, given: Sequence[Any], create_graph: bool) -> Iterat
         for k in (None,) if picks is None else picks:
             t = next(rest)
             if t is not None:
-                found = rule(t, *picked(residuals, where))
+                found = rule(t, *(residuals if where is None else [residuals[k] for k in where]))
                 yield found if k is None else found[k]
 
 

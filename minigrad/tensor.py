@@ -32,7 +32,7 @@ from minigrad.errors import ArgumentError, CallError, DeviceError, DTypeError, G
 from minigrad.kernels.operations import log_softmax, softmax
 from minigrad.messages.arguments import as_operand, from_lists
 from minigrad.messages.explain import FOREIGN, describe, explain_methods, translate
-from minigrad.messages.habits import unknown_name
+from minigrad.messages.habits import refuse_names
 from minigrad.numpy_protocol import UFUNCS, array_function, array_ufunc, compare
 
 TensorLike: TypeAlias = "Tensor | ArrayLike"
@@ -59,7 +59,13 @@ class Handle:
 _new, _NUMBERS = object.__new__, (np.generic, int, float)
 
 
-class Tensor:
+class _Habits:
+    """Names that people try on a tensor: ``refuse_names`` puts them here."""
+
+    __slots__ = ()
+
+
+class Tensor(_Habits):
     """An array that remembers how it was made, so that ``backward`` can find the gradients.
 
     data            numbers: an array (copied), nested lists, a number, another Tensor
@@ -79,6 +85,7 @@ class Tensor:
 
     __slots__ = ("__weakref__", "_data", "_grad", "_hooks", "_requires_grad", "_version", "name", "node")
 
+    _oldest = 0  # as ``core.Node`` has it; a transform numbers the leaves that it makes
     __hash__ = object.__hash__
     __array_priority__ = 1000.0
 
@@ -106,7 +113,7 @@ class Tensor:
     def _wrap(array: Array) -> Tensor:
         """A Tensor around an array, or around the number that an operation gave in place of a 0-d array."""
         tensor = _new(Tensor)
-        tensor._data = np.asarray(array) if isinstance(array, _NUMBERS) else array
+        tensor._data = array if type(array) is np.ndarray or not isinstance(array, _NUMBERS) else np.asarray(array)
         tensor._grad = tensor.node = tensor._hooks = tensor.name = None
         tensor._requires_grad = False
         tensor._version = [0]
@@ -311,13 +318,13 @@ class Tensor:
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return array_function(function, args, kwargs)
 
-    if not TYPE_CHECKING:  # a type checker finds unknown names itself
+    @property
+    def _mask(self) -> Any:  # np.ma asks, and would go on with our numbers alone
+        hint = "array.filled(0) is a plain one; keep the mask beside it"
+        raise DTypeError("plain arrays and tensors", "a masked array with a tensor", hint)
 
-        def __getattr__(self, name: str) -> Any:
-            if name == "_mask":  # np.ma asks, and would go on with our numbers alone
-                hint = "array.filled(0) is a plain one; keep the mask beside it"
-                raise DTypeError("plain arrays and tensors", "a masked array with a tensor", hint)
-            raise unknown_name(self, type(self).__name__, name)
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in vars(_Habits) or name.startswith("_")]
 
     def __copy__(self) -> Tensor:
         made = type(self).__new__(type(self))
@@ -645,6 +652,7 @@ else:
 Operand: TypeAlias = "X | ArrayLike"
 
 core.Tensor = Tensor
+refuse_names(Tensor, vars(ops)["__all__"])
 explain_methods(Tensor, ["__init__", *(name for name in vars(Tensor) if not name.startswith("_"))])
 
 

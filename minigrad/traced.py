@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from minigrad import ops
-from minigrad.backend import is_floating
+from minigrad.backend import Array, is_floating
 from minigrad.checkpointing import Function, several
 from minigrad.creation import asarray, zeros_like
-from minigrad.engine.backward import gradients, nodes_behind
+from minigrad.engine.backward import gradients
 from minigrad.engine.core import node_ids
-from minigrad.engine.recording import Setting, enable_grad, is_grad_enabled
+from minigrad.engine.recording import Setting, is_grad_enabled
 from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
 from minigrad.messages.arguments import as_int
 from minigrad.messages.explain import describe
@@ -23,23 +23,20 @@ from minigrad.trees import filled, is_leaf, leaves, parts
 Argnums = int | tuple[int, ...] | None
 
 
+_TRANSFORMING = Setting(recording=True, transforming=True)
+
+
 class _Variable(Tensor):
     """A leaf that a transform made, and when: leaves made while its function runs are no outer graph of it."""
 
-    __slots__ = ("birth",)
-    birth: int
+    __slots__ = ("_oldest",)
+
+    def _fill(self, array: Array) -> None:
+        super()._fill(array)
+        self._oldest = next(node_ids)
 
     def _in_place(self, sign: str, made: Tensor) -> Tensor:
         return made  # the name belongs to the function, which may give it to another tensor
-
-
-def _is_younger(leaf: Tensor, start: int) -> bool:
-    """Whether a transform made ``leaf`` after ``start``; a copy of a variable, which has no birth, was made inside."""
-    return isinstance(leaf, _Variable) and getattr(leaf, "birth", start) >= start
-
-
-def _now() -> int:
-    return next(node_ids)
 
 
 def _variable(value: Any, path: str) -> Tensor:
@@ -52,7 +49,7 @@ def _variable(value: Any, path: str) -> Tensor:
         raise DTypeError("floating-point arguments to differentiate by", f"{describe(tensor)} as {path}", hint)
     leaf = _Variable.__new__(_Variable)
     leaf._fill(tensor.data)
-    leaf._requires_grad, leaf.birth, leaf._version = True, _now(), tensor._version
+    leaf._requires_grad, leaf._version = True, tensor._version
     return leaf
 
 
@@ -62,6 +59,8 @@ class Traced:
     args       the wanted arguments, as they were given
     variables  one for each of their leaves, in order
     out, outs  the result and its leaves; ``aux`` is what came beside it
+    whole      whether nothing that a gradient flows to is older than the call: every leaf behind the results is a
+               variable, or was made by a transform inside
     nested     whether an outer graph goes on through the results
     """
 
@@ -73,26 +72,22 @@ class Traced:
         self.single = isinstance(argnums, int) or (argnums is None and len(args) == 1)
         wanted = _places(argnums, len(args))
         self.args = tuple(args[i] for i in wanted)
-        outer = is_grad_enabled()
+        outer, start = is_grad_enabled(), next(node_ids)
         made = {i: _variables(args[i], f"argument {i}") for i in wanted}
         values = [_filled(a, made[i]) if i in made else asarray(a) if _is_number(a) else a for i, a in enumerate(args)]
         self.variables = [variable for i in wanted for variable in made[i]]
-        start = _now()
-        with enable_grad(), Setting(transforming=True):
+        with _TRANSFORMING:
             out = fn(*values, **(kwargs or {}))
         self.out: Any
         self.aux: Any
         self.out, self.aux = _pair(out) if has_aux else (out, None)
         self.outs = [_result(part) for _, part in _results(self.out)]
-        edges = {v.node or v for v in self.variables}
-        behind = nodes_behind([r.node for r in self.outs], edges.__contains__)
-        sources = {edge for node in behind for edge in node.parents or ()} - edges
-        found = [e for e in sources if isinstance(e, Tensor) and not _is_younger(e, start)]
-        self.nested = outer and (bool(found) or any(v.node for v in self.variables))
+        self.whole = all(out.node is None or out.node._oldest >= start for out in self.outs)
+        self.nested = outer and (not self.whole or any(v.node for v in self.variables))
 
     def grads(self, seeds: Sequence[Any], create: bool, retain: bool = False) -> list[Tensor]:
         """Gradients of the results with respect to the variables; zeros where nothing depends on one."""
-        return grads(self.outs, self.variables, seeds, create, retain)
+        return grads(self.outs, self.variables, seeds, create, retain, self.whole)
 
     def detached(self) -> Any:
         """The result, cut off from the graph that served the transform, unless an outer one goes on."""
@@ -131,7 +126,7 @@ def _places(argnums: Argnums, count: int) -> tuple[int, ...]:
 
 
 def _variables(arg: Any, path: str) -> list[Tensor]:
-    if parts(arg) is None and not is_leaf(arg):
+    if not is_leaf(arg) and parts(arg) is None:
         return [_variable(arg, path)]  # which says what it isn't
     return [_variable(value, where) for where, value in leaves(arg, path)]
 
@@ -141,7 +136,7 @@ def _filled(arg: Any, variables: Sequence[Tensor]) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic | float)
+    return isinstance(value, (np.ndarray, np.generic, float))
 
 
 def _pair(out: Any) -> tuple[Any, Any]:
@@ -152,7 +147,7 @@ def _pair(out: Any) -> tuple[Any, Any]:
 
 def _results(out: Any) -> list[tuple[str, Any]]:
     """The leaves of a result; what else stands in it has no derivative and belongs beside it."""
-    found = parts(out)
+    found = None if isinstance(out, Tensor) else parts(out)
     if found is None:
         return [("", out)]
     return [pair for name, part in found for pair in _results(part)]
@@ -169,9 +164,14 @@ def _result(value: Any) -> Tensor:
 
 
 def grads(
-    outs: Sequence[Any], variables: Sequence[Tensor], seeds: Sequence[Any], create: bool, retain: bool = False
+    outs: Sequence[Any],
+    variables: Sequence[Tensor],
+    seeds: Sequence[Any],
+    create: bool,
+    retain: bool = False,
+    whole: bool = False,
 ) -> list[Tensor]:
     """Gradients of results with respect to variables; zeros where nothing depends on one."""
-    pairs = [(o, s) for o, s in zip(outs, seeds, strict=True) if o.requires_grad]
-    found = gradients([o for o, _ in pairs], variables, [s for _, s in pairs], retain or create, create)
+    pairs = [(o, s) for o, s in zip(outs, seeds, strict=True) if o._requires_grad]
+    found = gradients([o for o, _ in pairs], variables, [s for _, s in pairs], retain or create, create, whole)
     return [zeros_like(v) if f is None else f for f, v in zip(found, variables, strict=True)]

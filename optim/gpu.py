@@ -13,7 +13,9 @@ from minigrad.backend import Array, accumulator, array_module
 from minigrad.kernels.cuda.launching import THREADS, launch, uniform
 
 SOURCE, CHUNK = Path(__file__).with_name("multi_tensor.cu"), 16384
-FIELDS = ("weight", "gradient", "mean", "square", "master")
+ELEMENTS, WIDE = ("weight", "gradient"), ("mean", "square", "master")  # arrays of an entry: of the dtype, of its sums
+FIELDS = {"ELEMENTS": ",".join(f"*{f}" for f in ELEMENTS), "WIDE": ",".join(f"*{f}" for f in WIDE)}
+DEFINES: dict[str, int | str] = {"CHUNK": CHUNK, **FIELDS}
 
 
 def takes(arrays: Sequence[Array]) -> bool:
@@ -32,13 +34,13 @@ def _launch(name: str, columns: dict[str, Sequence[Any]], *args: Any, steps: Seq
     arrays = next(iter(columns.values()))
     xp, sizes = array_module(*arrays), tuple(int(a.size) for a in arrays)
     chunks = _chunks(xp, xp.cuda.Device().id, sizes)
-    rows = [[columns[f][i].data.ptr if f in columns else 0 for f in FIELDS] for i in range(len(sizes))]
+    rows = [[columns[f][i].data.ptr if f in columns else 0 for f in (*ELEMENTS, *WIDE)] for i in range(len(sizes))]
     table = np.array([[*row, n, t] for row, n, t in zip(rows, sizes, steps or [0] * len(sizes), strict=True)], np.int64)
     aligned = all(array.data.ptr % 16 == 0 for column in columns.values() for array in column)
     pack = 16 // int(arrays[0].itemsize) if aligned else 1
     args = (*args, *(xp.empty(len(chunks), dtype) for dtype in made.values()))
     if len(chunks):
-        launch(SOURCE, name, arrays[0], pack, len(chunks), THREADS, xp.asarray(table), chunks, *args)
+        launch(SOURCE, name, arrays[0], pack, len(chunks), THREADS, xp.asarray(table), chunks, *args, **DEFINES)
     return args[-1] if made else None
 
 
@@ -62,9 +64,9 @@ def adam(
     columns |= {"mean": [s["exp_avg"] for s in states], "square": [s["exp_avg_sq"] for s in states]}
     if accumulator(weights[0].dtype) != weights[0].dtype:
         columns["master"] = [s["master"] for s in states]
-    options = [np.float64(x) for x in (group["lr"], *group["betas"], group["eps"], group["weight_decay"])]
+    options = [group["lr"], *group["betas"], group["eps"], group["weight_decay"]]
     steps = [s["step"] for s in states]
-    _launch("adam", columns, where, skipped, *options, np.int32(decoupled), steps=steps)
+    _launch("adam", columns, where, skipped, *options, int(decoupled), steps=steps)
 
 
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)

@@ -1,10 +1,8 @@
 // One kernel over many arrays: a block takes CHUNK elements of one of them. `chunks` says which, and from where on.
 
-#define CHUNK 16384
-
 struct Entry {
-    T *weight, *gradient;
-    W *mean, *square, *master;  // master is null where the weight itself is of W
+    T ELEMENTS;  // *weight, *gradient
+    W WIDE;      // *mean, *square, *master, which is null where the weight itself is of W
     long long size, step;
 };
 
@@ -66,8 +64,12 @@ extern "C" __global__ void adam(const Entry* entries, const long long* chunks, c
                                 double decay, int decoupled) {
     if (where && !*where) return;
     Entry entry = entries[chunks[2 * blockIdx.x]];
-    double step = (double)(entry.step - *skipped), root_of = sqrt(1 - pow(beta2, step));
-    W root = (W)root_of, rate = (W)(lr * root_of / (1 - pow(beta1, step)));
+    __shared__ double corrections[2];  // powers of float64 are slow: one thread's for all
+    if (threadIdx.x < 2)
+        corrections[threadIdx.x] = 1 - pow(threadIdx.x ? beta2 : beta1, (double)(entry.step - *skipped));
+    __syncthreads();
+    double root_of = sqrt(corrections[1]);
+    W root = (W)root_of, rate = (W)(lr * root_of / corrections[0]);
     bool faint = eps * root_of < 9.1e-13;  // adam.py's FAINT of float32
     W b1 = (W)beta1, b2 = (W)beta2, rest1 = (W)(1 - beta1), rest2 = (W)(1 - beta2), kept = (W)(1 - lr * decay);
     FOR_CHUNK(c, entry) {

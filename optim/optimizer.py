@@ -178,7 +178,7 @@ class Optimizer:
         if missing and xp is np and param.data.flags.c_contiguous:
             moments = np.zeros((len(missing), *param.shape), dtype)  # in one array: fewer gaps in memory than with two
             state |= {name: moments[i, ...] for i, name in enumerate(missing)}  # an array also of shape ()
-        else:
+        elif missing:
             state |= {name: xp.zeros_like(param.data, dtype=dtype) for name in missing}
         if dtype != param.data.dtype and "master" not in state:
             state["master"] = param.data.astype(dtype)
@@ -191,14 +191,14 @@ class Optimizer:
         half = accumulator(data.dtype) != data.dtype
         update = self._update(group, state["step"])
         weights = as_rows(state["master"] if half else data)
-        stored, grad, *moments = (as_rows(a) for a in (data, param.grad, *(state[n] for n in self._moments_for(group))))
+        stored, grad, *moments = [as_rows(a) for a in (data, param.grad, *[state[n] for n in self._moments_for(group)])]
 
         def body(rows: slice, **begun: bool) -> slice | None:
             w = weights[rows]
             if half:  # an entry that isn't its master copy, rounded, was assigned by someone else
                 xp.copyto(w, stored[rows], where=w.astype(stored.dtype) != stored[rows])
             try:
-                update(w, grad[rows].astype(w.dtype, copy=False), *(moment[rows] for moment in moments), **begun)
+                update(w, grad[rows].astype(w.dtype, copy=False), *[moment[rows] for moment in moments], **begun)
             except OutOfRange:
                 return rows
             if half:

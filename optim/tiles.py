@@ -57,6 +57,8 @@ def _tiles(array: Array) -> list[slice]:
     if array_module(array) is not np:
         return [slice(None)]
     rows = len(array)
+    if array.size <= TILE:
+        return [slice(0, rows)]
     step = max(1, TILE * rows // array.size)
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import minigrad as mg
+from minigrad.errors import DeviceError
 
 AnyFlags = TypeVar("AnyFlags", bound="Flags")
 
@@ -129,19 +130,17 @@ class Flags:
 
     def check(self) -> list[str]:
         """What is wrong with the flags together, one sentence each; subclasses add theirs."""
-        if self.device == "cuda" and not mg.cuda.is_available():
-            return [f"--device: expected a GPU that can be used, found {_missing_for_cuda()}; or take --device cpu"]
+        if self.device == "cuda":
+            try:
+                mg.backend.check_device("cuda")
+            except DeviceError as error:
+                found = f"found {' '.join(error.got.split())} ({error.hint})"
+                return [f"--device: expected {error.expected}, {found}; or take --device cpu"]
         return []
 
     def check_new(self) -> list[str]:
         """What is wrong with them for a run that isn't continued; a checkpoint holds what such a run has read."""
         return []
-
-
-def _missing_for_cuda() -> str:
-    if find_spec("cupy"):
-        return "CuPy, but no NVIDIA GPU with a driver that answers"
-    return "no CuPy, through which a GPU is used: on a machine that has an NVIDIA GPU, " + how_to_install("cuda")
 
 
 def how_to_install(extra: str) -> str:

@@ -23,6 +23,8 @@ from minigrad.errors import DTypeError, GraphError, ShapeError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe
 
+SETTINGS = [Setting(recording=create_graph, autocast=None) for create_graph in (False, True)]
+
 
 @dataclass(eq=False)
 class Pass:
@@ -37,6 +39,7 @@ class Pass:
     create_graph: bool = False  # whether the pass is itself recorded
     retain_graph: bool = False  # whether nodes keep what their derivatives read
     targets: set[Any] | None = None  # edges whose gradients to find; None: all leaves, to add theirs to ``.grad``
+    whole: bool = False  # whether the targets are all leaves, so that there is no need to search for the way to them
     inner: bool = False  # whether this is a part of another pass, which goes on at the targets and runs their hooks
     to_visit: set[Any] | None = None  # with targets: the nodes through which one can be reached; None: all that are met
     receivers: set[Any] | None = None  # those and the targets
@@ -48,8 +51,8 @@ class Pass:
 
     def run(self, roots: Sequence[tuple[Any, Any]]) -> None:
         """Send the gradients of ``roots``, pairs of an edge and its gradient, back to the leaves or the targets."""
-        with Setting(recording=self.create_graph, autocast=None), self.blocks:
-            if self.targets is not None:
+        with SETTINGS[self.create_graph], self.blocks:
+            if self.targets is not None and not self.whole:
                 self.to_visit = _nodes_leading_to(self.targets, [edge for edge, _ in roots], self.inner)
                 self.receivers = None if self.to_visit is None else self.to_visit | self.targets
             for edge, g in roots:
@@ -96,10 +99,9 @@ class Pass:
                 continue
             if type(found) is not tuple and (create or found.dtype is not edge.dtype or found.shape != edge.shape):
                 found = self.match_shape(node.primitive, edge, found)
-            first = edge not in self.pending
-            self.accumulate(edge, found)
-            if first and not isinstance(edge, Node) and _is_fresh(found, g, residuals, gradients[:k]):
+            if type(edge) is not Node and edge not in self.pending and _is_fresh(found, g, residuals, gradients[:k]):
                 self.owned.add(edge)
+            self.accumulate(edge, found)
 
     def match_shape(self, made_by: Primitive[Any], edge: Any, g: Any) -> Any:
         """``g`` in the shape and dtype of ``edge``: broadcasting is undone, any other difference refused."""
@@ -126,7 +128,7 @@ class Pass:
         before = self.pending.get(edge)
         if before is None:
             self.pending[edge] = g
-            if isinstance(edge, Node):
+            if type(edge) is Node:
                 heapq.heappush(self.heap, (-edge.number, edge))
         elif type(g) is tuple:
             pairs = zip(before, g, strict=True)  # a part is None where nothing has come for it
@@ -214,14 +216,14 @@ def backward(out: Any, gradient: Any = None, retain_graph: bool = False) -> None
 
 
 def gradients(
-    outputs: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any], retain_graph: bool, create_graph: bool
+    outputs: Sequence[Any], inputs: Sequence[Any], given: Sequence[Any], retain: bool, create: bool, whole: bool = False
 ) -> list[Any]:
     """For each input d(outputs)/d(input) as a Tensor, None where none depends on it; ``given`` are those of outputs."""
     edges, seeds = [tensor.node or tensor for tensor in inputs], list(map(_seed, outputs, given))
-    work = Pass(create_graph, retain_graph, set(edges))
+    work = Pass(create, retain, set(edges), whole)
     work.run([(out.node or out, seed) for out, seed in zip(outputs, seeds, strict=True)])
     found = map(work.found.get, edges)
-    return [None if g is None else _as_tensor(g if create_graph else array_module(g).array(g)) for g in found]
+    return [None if g is None else _as_tensor(g if create else array_module(g).array(g)) for g in found]
 
 
 def _as_tensor(g: Any) -> Any:

@@ -30,7 +30,7 @@ import inspect
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from numpy import ndarray
 
@@ -44,7 +44,6 @@ from minigrad.messages.explain import FOREIGN, explanation, wrong_call
 
 observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it
-UNKNOWN: Any = object()  # in place of a plan that isn't made yet
 node_ids = itertools.count()  # the order in which nodes are made
 
 
@@ -58,21 +57,33 @@ class Node:
     residuals  the values that the rules will read, in the order of ``plan.names``
     versions   (counter, its value at recording, position or -1 for the result) of each Tensor among the residuals; the
                counter is a list of one number, which a Tensor and its views share, raised when the data is replaced
+    _oldest    the least number of a leaf behind it; that is 0 unless a transform made the leaf
     """
 
-    __slots__ = ("_hooks", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape", "versions")
+    # fmt: off
+    __slots__ = ("_hooks", "_oldest", "dtype", "note", "number", "parents", "plan", "primitive", "residuals", "shape",
+                 "versions")
+    # fmt: on
+    if TYPE_CHECKING:
 
-    def __init__(self, primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any) -> None:
-        self.number = next(node_ids)
-        self.primitive, self.plan, self.parents, self.residuals = primitive, plan, parents, residuals
-        self.versions: Any = ()
-        self.shape, self.dtype = shape, dtype  # of the result; tuples where there are several
-        self._hooks: list[Callable[[Any], Any]] | None = None
-        self.note: Any = None  # belongs to the observers
+        def __getattr__(self, name: str) -> Any: ...
+
+    @staticmethod
+    def of(primitive: Any, plan: Any, parents: Any, residuals: Any, shape: Any, dtype: Any, versions: Any = ()) -> Any:
+        """A new node: ``shape`` and ``dtype`` of the result are tuples where there are several."""
+        node: Any = Node()  # a class with a constructor takes half as long again
+        node.number = oldest = next(node_ids)
+        for edge in parents:
+            oldest = edge._oldest if edge._oldest < oldest else oldest
+        node.primitive, node.plan, node.parents, node.residuals = primitive, plan, parents, residuals
+        node.versions, node._oldest, node.shape, node.dtype = versions, oldest, shape, dtype
+        node._hooks = node.note = None  # the note belongs to the observers
+        return node
 
     def release(self) -> None:
         """Free everything that was kept. A later backward pass through this node is refused."""
-        self.parents = self.residuals = self.versions = self.note = None
+        nothing: Any = None
+        self.parents = self.residuals = self.versions = self.note = nothing
 
     def check(self) -> None:
         """Refuse to run on a freed graph, or on residuals that changed after they were recorded."""
@@ -142,12 +153,11 @@ class Primitive(Operation[P]):
     keeps_arguments  a node keeps all arguments, and rules may read what the function kept besides
     """
 
-    scales_losses = keeps_arguments = False
     _run: Any  # of (arrays, plan), where ``keeps_arguments``: the result, and by name what a kernel kept besides
 
     def __init__(self, function: Callable[P, Any], elementwise: bool = False, view: bool = False, **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.elementwise, self.view = elementwise, view
+        self.elementwise, self.view, self.scales_losses, self.keeps_arguments = elementwise, view, False, False
         parameters = self.parameters.values()
         if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
             raise CallError("plain parameters", f"{self.name}{inspect.signature(function)}", "no *args, / or *")
@@ -156,7 +166,7 @@ class Primitive(Operation[P]):
     def _take(self, arguments: Mapping[str, Any]) -> None:
         """Note the names of the arguments and their defaults."""
         self.names, self.defaults = tuple(arguments), tuple(arguments.values())
-        self.position = {name: i for i, name in enumerate(arguments)}
+        self.position, self.most = {name: i for i, name in enumerate(arguments)}, len(arguments)
         self.required = sum(default is inspect.Parameter.empty for default in self.defaults)
         self.rules: list[DeclaredRule] = []
         self.forward_rules: list[DeclaredRule] = []
@@ -212,23 +222,23 @@ class Primitive(Operation[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         if self.precision and current_mode().autocast:
             args, kwargs = self._cast(self._bind(args, kwargs)), {}  # type: ignore[assignment]
-        values: Any = args if not kwargs and len(args) == len(self.defaults) else self._bind(args, kwargs)
-        raw, wrt, tensors = [*values], (), False
+        values: Any = args if not kwargs and len(args) == self.most else self._bind(args, kwargs)
+        raw, wrt, tensors = [*values], 0, False  # wrt has a bit for each argument that needs a gradient
         for i, value in enumerate(values):
+            if (kind := type(value)) is not Tensor and (kind in PLAIN or (kind is ndarray and value.dtype in PLAIN)):
+                continue
             if isinstance(value, Tensor):
                 tensors, raw[i] = True, value._data
                 if value._requires_grad:
-                    wrt += (i,)  # type: ignore[assignment]
-            elif not (type(value) in PLAIN or (type(value) is ndarray and value.dtype in PLAIN)) and (
-                value is not None or i < self.required
-            ):
-                raw[i] = array = self.checked(value, self.names[i], values)
+                    wrt |= 1 << i
+            else:
+                raw[i] = array = self._checked_at(i, values)
                 if isinstance(array, Tensor):  # made of a list with Tensors in it
                     return self(*values[:i], array, *values[i + 1 :])  # type: ignore[call-arg]
-        started = time.perf_counter() if observers else 0.0
         plan: Plan | None = None
-        if wrt and current_mode().recording and (plan := self.plans.get(wrt, UNKNOWN)) is UNKNOWN:
-            plan = self.plans[wrt] = make_plan(self, wrt)
+        if wrt and current_mode().recording and (plan := self.plans.get(wrt, False)) is False:
+            plan = self.plans[wrt] = make_plan(self, {i for i in range(len(values)) if wrt >> i & 1})
+        started = time.perf_counter() if observers else 0.0
         try:
             out, extras = self._run(raw, plan) if self.keeps_arguments else (self.function(*raw), None)
         except FOREIGN as error:
@@ -252,6 +262,10 @@ class Primitive(Operation[P]):
             raise wrong_call(self, args, kwargs)
         return values
 
+    def _checked_at(self, i: int, values: Sequence[Any]) -> Any:
+        """An argument in the form that the function takes; None stays where the argument may be left out."""
+        return None if values[i] is None and i >= self.required else self.checked(values[i], self.names[i], values)
+
     def _cast(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments in the precision that autocast gives them; float64 and integers stay."""
         return cast_narrow(values, current_mode().autocast if self.precision == "low" else "float32")
@@ -269,15 +283,14 @@ class Primitive(Operation[P]):
         for i in plan.wrt:
             parents.append(values[i].node or values[i])
         for fetch in plan.fetch:
-            residuals.append(fetch(raw, out, extras))
+            residuals.append(raw[fetch] if type(fetch) is int else fetch(raw, out, extras))
         for i in plan.watched:
             if isinstance(x := values[i], Tensor):
                 versions.append((counter := x._version, counter[0], i))
         if -1 in plan.sources:
             versions += [(r._version, r._version[0], -1) for r in (result if several else (result,))]
         shape, dtype = zip(*((r.shape, r.dtype) for r in result), strict=True) if several else (out.shape, out.dtype)
-        node = Node(self, plan, tuple(parents), residuals, shape, dtype)
-        node.versions = versions
+        node = Node.of(self, plan, parents, residuals, shape, dtype, versions)
         return attach_several(result, node) if several else attach(result, node)
 
     # -- the backward call --
@@ -380,7 +393,7 @@ def attach_several(results: Sequence[Any], node: Node) -> tuple[Any, ...]:
     """Make ``node`` the origin of several Tensors, each through a node that picks its place."""
     for place, result in enumerate(results):
         if is_floating(result.dtype):
-            attach(result, Node(_pick, _pick_plan, (node,), [place, len(results)], result.shape, result.dtype))
+            attach(result, Node.of(_pick, _pick_plan, (node,), [place, len(results)], result.shape, result.dtype))
     return tuple(results)
 
 

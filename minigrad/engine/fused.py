@@ -40,17 +40,15 @@ class Fused(Primitive[P]):
     ``defgpu`` gives a second pair for arrays on a GPU.
 
     wide_part  an argument that asks for a part which autocast keeps in float32: with it the definition runs there, and
-               each of its parts has its own precision
+               each of its parts has its own precision; the pair of a GPU takes all as it is, and does the same
     """
-
-    keeps_arguments = True
 
     def __init__(self, function: Callable[P, Any], wide_part: str | None = None, **facts: Any) -> None:
         super().__init__(function, **facts)
-        self.wide_part = wide_part
+        self.wide_part, self.keeps_arguments = wide_part, True
         self.definition: Kernel = function
         self.kernel: Kernel | None = None
-        self.gpu: GpuPair | None = None
+        self.gpu: Any = None  # a GpuPair, where there is one
         self.asks_needs = False  # whether the forward kernel wants to know which gradients will be asked for
 
     def defforward(self, kernel: F) -> F:
@@ -67,7 +65,7 @@ class Fused(Primitive[P]):
         def declare(kernel: F) -> F:
             @functools.wraps(kernel)  # with its signature, which names the residuals
             def rule(g: Any, *residuals: Any) -> Any:
-                return (self.gpu.backward if self.gpu and array_module(g) is not np else kernel)(g, *residuals)
+                return (kernel if array_module(g, *residuals) is np else self.gpu.backward)(g, *residuals)
 
             self.defjoint(*names)(rule)
             return kernel
@@ -79,25 +77,23 @@ class Fused(Primitive[P]):
         self.gpu = GpuPair(forward, backward, fits)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        on_gpu = array_module(*args, *kwargs.values()) is not np
         if self.precision and current_mode().autocast:
             values = self._bind(args, kwargs)
-            if self.wide_part and values[self.position[self.wide_part]] is not None:
-                return self._run_definition(*values)
             args, kwargs = self._cast(values), {}  # type: ignore[assignment]
-        on_gpu = array_module(*args, *kwargs.values()) is not np
-        if on_gpu:
-            args, kwargs = self._check_all(args, kwargs), {}  # type: ignore[assignment]
+            if args is values and not on_gpu:
+                return self._run_definition(*args)
+        if on_gpu:  # whose kernels take all arguments in one form
+            values = self._bind(args, kwargs)
+            args, kwargs = tuple(self._checked_at(i, values) for i in range(len(values))), {}  # type: ignore[assignment]
         if self.kernel is None or (on_gpu and not (self.gpu and self.gpu.fits(*map(array_of, args)))):
             return self._run_definition(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
-    def _check_all(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """All arguments, in the form that the kernels take."""
-        values = self._bind(args, kwargs)
-        return tuple(
-            value if value is None and place >= self.required else self.checked(value, self.names[place], values)
-            for place, value in enumerate(values)
-        )
+    def _cast(self, values: Any) -> Any:
+        """The values themselves where their parts have precisions of their own."""
+        in_parts = self.wide_part and values[self.position[self.wide_part]] is not None
+        return values if in_parts else super()._cast(values)
 
     def _run_definition(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter() if core.observers else 0.0

@@ -16,7 +16,8 @@ import numpy as np
 from minigrad.backend import device_of
 
 Rule: TypeAlias = Callable[..., Any]
-Fetch: TypeAlias = Callable[..., Any]  # of (arguments, result, extras of a kernel): a residual
+# How to get a residual: the position of an argument, or a function of (arguments, result, extras of a kernel).
+Fetch: TypeAlias = Any
 # A rule, the places of its residuals (None: all), and which of its gradients are wanted, if it is joint. It is a plain
 # tuple, since a NamedTuple is slower.
 RuleCall: TypeAlias = tuple[Rule, tuple[int, ...] | None, tuple[int, ...] | None]
@@ -47,8 +48,8 @@ class Plan:
         """What the rules give for ``g``, the gradient of the result, in the order of ``wrt``."""
         found: list[Any] = []
         for rule, where, picks in self.calls:
-            value = rule(g, *picked(residuals, where))
-            found += (value,) if picks is None else [value[k] for k in picks]
+            value = rule(g, *(residuals if where is None else map(residuals.__getitem__, where)))
+            found += (value,) if picks is None else map(value.__getitem__, picks)
         return found
 
 
@@ -56,17 +57,12 @@ def _dtype_of(value: Any) -> Any:
     return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
 
 
-FACTS: dict[str, Fetch] = {"shape": lambda x: getattr(x, "shape", ()), "dtype": _dtype_of, "device": device_of}
+FACTS: dict[str, Any] = {"shape": lambda x: getattr(x, "shape", ()), "dtype": _dtype_of, "device": device_of}
 
 
 def names_read(rule: Rule) -> tuple[str, ...]:
     """What a rule reads besides the incoming gradient: the names of its parameters after the first."""
     return tuple(inspect.signature(rule).parameters)[1:]
-
-
-def picked(residuals: Sequence[Any], where: Sequence[int] | None) -> Sequence[Any]:
-    """Those of a node's residuals that one rule reads; all of them where it says nothing."""
-    return residuals if where is None else [residuals[k] for k in where]
 
 
 def argument_and_fact(name: str, arguments: Collection[str]) -> tuple[str, str]:
@@ -82,10 +78,9 @@ def is_legal(name: str, arguments: Collection[str]) -> bool:
     return name in ("out", "needs") or bool(argument_and_fact(name, arguments)[0])
 
 
-def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
-    """The plan of a primitive for gradients of the arguments at ``wanted``; None where none of them has a rule."""
+def make_plan(primitive: Any, among: set[int]) -> Plan | None:
+    """The plan of a primitive for gradients of the arguments at ``among``; None where none of them has a rule."""
     position: dict[str, int] = primitive.position
-    among = set(wanted)
     places: dict[str, int] = {}  # of the residuals, by name
     wrt: dict[int, int] = {}  # argument -> its place among the gradients
     calls: list[RuleCall] = []
@@ -108,7 +103,7 @@ def make_plan(primitive: Any, wanted: tuple[int, ...]) -> Plan | None:
 
 
 def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetch:
-    """The function that fetches the residual ``name`` when an operation is recorded."""
+    """How to get the residual ``name`` when an operation is recorded."""
     if name == "out":
         return lambda raw, out, extras: out
     if name == "needs":
@@ -117,4 +112,4 @@ def _fetch(name: str, position: dict[str, int], needs: tuple[bool, ...]) -> Fetc
     if not argument:
         return lambda raw, out, extras: extras[name]
     place, read = position[argument], FACTS.get(fact)
-    return (lambda raw, out, extras: read(raw[place])) if read else (lambda raw, out, extras: raw[place])
+    return (lambda raw, out, extras: read(raw[place])) if read else place

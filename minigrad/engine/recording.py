@@ -27,6 +27,7 @@ class Mode(NamedTuple):
     transforming: bool = False  # whether a transform runs a function in order to differentiate it
     scaled: bool = False  # whether the gradients that are computed are those of a loss times a large number
     blocks: tuple[Setting, ...] = ()  # those that are open, the latest last
+    quiet: bool = False  # whether NumPy doesn't warn of overflow
     warnings: Any = None  # NumPy's settings outside of all quiet blocks, to be put back after the last of them
 
 
@@ -74,13 +75,18 @@ class Setting:
 
 def _open(blocks: tuple[Setting, ...]) -> None:
     """Make the mode that these blocks say."""
+    mode, warnings = _said_by(blocks), current_mode().warnings
+    if mode.quiet and warnings is None:
+        mode = mode._replace(warnings=np.seterr(over="ignore", invalid="ignore"))
+    elif warnings:
+        mode = mode._replace(warnings=warnings if mode.quiet else np.seterr(**warnings) and None)
+    mode_variable.set(mode)
+
+
+@functools.lru_cache(64)  # the same few settings are opened for each pass
+def _said_by(blocks: tuple[Setting, ...]) -> Mode:
     fields = {name: value for setting in blocks for name, value in setting.fields.items()}
-    quiet, warnings = any(setting.quiet for setting in blocks), current_mode().warnings
-    if quiet and warnings is None:
-        warnings = np.seterr(over="ignore", invalid="ignore")
-    elif warnings and not quiet:
-        warnings = np.seterr(**warnings) and None
-    mode_variable.set(Mode(**fields, blocks=blocks, warnings=warnings))
+    return Mode(**fields, blocks=blocks, quiet=any(setting.quiet for setting in blocks))
 
 
 class _Steps(Generator[Any, Any, Any]):
@@ -119,14 +125,6 @@ class no_grad(_Recording):
 
 class enable_grad(_Recording):
     """Record inside, also within ``no_grad``: ``with enable_grad():`` or ``@enable_grad()``."""
-
-
-def in_precision(dtype: Any) -> Setting:
-    """Inside, autocast rounds to ``dtype``, half precision; None is off.
-
-    It is quiet where it is on: half precision overflows early, which is for :class:`optim.GradScaler` to find.
-    """
-    return Setting(quiet=dtype is not None, autocast=dtype)
 
 
 def scaled_gradients() -> Setting:

@@ -1,6 +1,6 @@
-// Attention in tiles of ROWS queries and KEYS keys: the scores of a tile live in shared memory alone.
+// Attention in tiles of ROWS queries and KEYS keys, as the launcher says: the scores of a tile live in shared memory alone.
 //
-// A block of 256 threads takes ROWS queries of one head (or, for dk and dv, KEYS keys of one head). Of a product of
+// A block of THREADS threads, which are 256, takes ROWS queries of one head (or, for dk and dv, KEYS keys of one head). Of a product of
 // tiles each thread computes entries 16 rows and 16 columns apart. HEAD, a multiple of 16, is the size of a head in
 // shared memory; features from call.size on are 0 there. Rows of shared arrays are one number longer than they need be,
 // so that the threads of a warp read from different banks. MASK, DROPOUT and GRID (of blocks) say whether there are any (1) or
@@ -9,8 +9,6 @@
 // What a query does not see changes no bit of its row: hidden weights are chosen to be 0, and a weight of 0 takes nothing
 // from a number that is not finite. Only tiles with such a number pay for that.
 
-#define KEYS 32
-#define ROWS (HEAD > 64 ? 16 : 32)
 #define STRIDE (HEAD + 1)
 #define SCORES (KEYS + 1)
 #define UNROLL _Pragma("unroll")
@@ -27,7 +25,7 @@
 // where the last list ends; after that the lists. query_tiles is the same for each tile of keys.
 struct Place { long long n, h, t; };
 struct Call {
-    Place q, k, v, g, out, dq, dk, dv, mask;
+    Place PLACES, mask;
     long long mask_key, h, group, queries, keys, size, left, right, start, side, columns;
     const bool* grid;
     const int *key_tiles, *query_tiles;
@@ -103,7 +101,7 @@ __device__ inline void multiply(const float* x, int xr, int xk, const float* y, 
     else sum_products<false>(x, xr, xk, y, yc, yk, n, sum);
 }
 
-extern "C" __global__ void forward(const Call* given, const T* q, const T* k, const T* v, T* out, float* total,
+extern "C" __global__ void attention_forward(const Call* given, const T* q, const T* k, const T* v, T* out, float* total,
                                    float* shift, float scale, const bool* mask, unsigned long long seed,
                                    unsigned int limit, float share) {
     __shared__ float queries[ROWS * STRIDE], keys[KEYS * STRIDE], weights[ROWS * SCORES];
@@ -161,7 +159,7 @@ extern "C" __global__ void forward(const Call* given, const T* q, const T* k, co
 }
 
 // D = Σ g · out of each row, which both backward kernels read. A warp takes a row.
-extern "C" __global__ void row_dots(const Call* given, const T* g, const T* out, float* dots) {
+extern "C" __global__ void attention_row_dots(const Call* given, const T* g, const T* out, float* dots) {
     const Call& call = *given;
     int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads;
     int i = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
@@ -188,7 +186,7 @@ __device__ inline void fetch_rows(const Call& call, const float* total, const fl
 }
 
 // dq = scale Σ_j ds k, with ds = p (f g·v - D) and f the factor of dropout.
-extern "C" __global__ void backward_q(const Call* given, const T* q, const T* k, const T* v, const T* g,
+extern "C" __global__ void attention_backward_q(const Call* given, const T* q, const T* k, const T* v, const T* g,
                                       const float* total, const float* shift, const float* dots, T* dq, float scale,
                                       const bool* mask, unsigned long long seed, unsigned int limit, float share) {
     __shared__ float queries[ROWS * STRIDE], ups[ROWS * STRIDE], keys[KEYS * STRIDE], slopes[ROWS * SCORES];
@@ -228,7 +226,7 @@ extern "C" __global__ void backward_q(const Call* given, const T* q, const T* k,
 }
 
 // dv = Σ_i f p g and dk = scale Σ_i ds q, over all queries of the heads that share these keys.
-extern "C" __global__ void backward_kv(const Call* given, const T* q, const T* k, const T* v, const T* g,
+extern "C" __global__ void attention_backward_kv(const Call* given, const T* q, const T* k, const T* v, const T* g,
                                        const float* total, const float* shift, const float* dots, T* dk, T* dv,
                                        float scale, const bool* mask, unsigned long long seed, unsigned int limit,
                                        float share) {

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -156,15 +155,15 @@ def _forward(q: Array, k: Array, v: Array, mask: Any, *options: Any) -> tuple[Ar
 
 def _forward_group(call: AttentionCall, n: slice, h: slice, out: Array, total: Array, shift: Array) -> None:
     """The attention of some heads, written to ``out``, with ``total`` and ``shift`` of its rows."""
-    keys, values, scale = call.operands(n, h)
+    keys, values = call.keys(n, h), call.v[n, h]
     careful = False
     with np.errstate(all="ignore"):
         for i, blocks in call.tiles():
             at = (n, h, slice(None), i)
-            read = _stacked(call.q[at]), keys, values, scale
+            read = _stacked(call.q[at]), keys, values
             if not careful:
                 sums, means = _forward_tile(call, at, blocks, read, None)
-                careful = not _safe(sums, means, keys.shape[2])  # this tile again, and those that follow at once
+                careful = not _safe(sums, means, keys.shape[-1])  # this tile again, and those that follow at once
             if careful:
                 sums, means, top = _forward_carefully(call, at, blocks, read)
                 shift[at] = top.reshape(shift[at].shape)
@@ -177,11 +176,11 @@ def _forward_tile(
     call: AttentionCall, at: Place, blocks: list[Block], read: tuple[Any, ...], shift: Array | None
 ) -> tuple[Array, Array]:
     """Σ E and E v of a tile's rows; in the careful way if there is a shift."""
-    queries, keys, values, scale = read
+    queries, keys, values = read
     sums = np.zeros(queries.shape[:-1], queries.dtype)
     means = (np.empty if blocks else np.zeros)((*sums.shape, values.shape[-1]), sums.dtype)
     for block in blocks:
-        weights = call.exponentials(call.scores(at, block, queries, keys, scale), block, shift, sums)
+        weights = call.exponentials(call.scores(at, block, queries, keys), block, shift, sums)
         if call.dropout_p:
             weights *= call.dropout(at, block.j, weights.shape)
         _add(means, weights, values[:, :, block.j], block is blocks[0], shift is not None)
@@ -196,10 +195,10 @@ def _forward_carefully(
     The others have the smallest number instead of 0. It changes no exponential, and tells the backward pass to be
     careful too.
     """
-    queries, keys, _, scale = read
+    queries, keys, _ = read
     top = np.full((*queries.shape[:-1], 1), -np.inf, queries.dtype)
     for block in blocks:
-        scores = call.hide(call.scores(at, block, queries, keys, scale), block)
+        scores = call.hide(call.scores(at, block, queries, keys), block)
         np.maximum(top, scores.max(-1, keepdims=True), out=top)
     none = np.finfo(top.dtype).tiny
     shift = np.where((np.abs(top) < LARGE) | (top == -np.inf), none, top)
@@ -250,12 +249,12 @@ def _backward(
     gmask = np.zeros(call.mask.shape, wide) if needs[3] and call.mask is not None else None
     form = (*call.rows, v.shape[-1])
     read, write = (g.reshape(form), out.reshape(form), _reciprocal(total), shift), (gq_view, gk_view, gv_view, gmask)
-    body, groups = _backward_at_once if call.at_once() else _backward_tiles, call.groups()
+    groups = call.groups()
     # A hidden number that does harm shows in the gradient of q; then all is computed again in the careful way. That way
     # is taken at once where a mask has a gradient: what was added to it can't be taken back.
     with blas_threads(1), np.errstate(all="ignore"):
         for careful in (gmask is not None, True):
-            tasks = [partial(_quietly, body, call, *at, read, write, careful) for at in groups]
+            tasks = [partial(_backward_group, call, *at, read, write, careful) for at in groups]
             run(tasks, 0 if needs[3] else call.nanoseconds(5))  # one by one where all add to the gradient of one mask
             if careful or np.isfinite(gq.sum()):
                 break
@@ -267,22 +266,23 @@ def _backward(
     return _fit(gq, q), _fit(gk, k), _fit(gv, v), gmask
 
 
-def _quietly(body: Callable[..., None], *arguments: Any) -> None:
-    """Call ``body``, in a thread that NumPy's settings must reach."""
-    with np.errstate(all="ignore"):
-        body(*arguments)
-
-
-def _backward_tiles(
+@np.errstate(all="ignore")
+def _backward_group(
     call: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...], careful: bool
 ) -> None:
-    """The gradients of some heads, from g, out, 1/total and shift; written to gq, gk and gv, added to gmask."""
+    """The gradients of some heads, from g, out, 1/total and shift; written to gq, gk and gv, added to gmask.
+
+    With ĝ = g / total: dv = Eᵀ ĝ, ds = scale · E ∘ (ĝ vᵀ - rowsum(ĝ ∘ out)), dq = ds k, dk = dsᵀ q.
+    """
     (g, out, inverse, shift), (gq, gk, gv, gmask) = read, write
-    wide, k, v = call.q.dtype, call.k[n, h], call.v[n, h]
-    keys = np.multiply(k, call.scale, out=scratch(k.shape, wide, "attention keys"))
-    values = scratch((*v.shape[:-1], v.shape[-1] + 1), wide, "attention values")  # (v, 1)
-    values[..., :-1], values[..., -1] = v, 1
-    dk, dv = scratch(k.shape, wide, "attention dk"), scratch(v.shape, wide, "attention dv")
+    wide, k, v, keys = call.q.dtype, call.k[n, h], call.v[n, h], call.keys(n, h)
+    factor = call.scale if gmask is None else 1.0  # the gradient of the mask has no scale
+    values = scratch((*v.shape[:2], v.shape[3] + 1, v.shape[2]), wide, "attention values")  # factor · (v, 1)ᵀ
+    np.multiply(v.swapaxes(-1, -2), factor, out=values[:, :, :-1])
+    values[:, :, -1] = factor
+    dk, dv = gk[n, h], gv[n, h]
+    if several := call.step < call.rows[3]:
+        dk, dv = scratch(k.shape, wide, "attention dk"), scratch(v.shape, wide, "attention dv")
     fresh = call.sees_all()
     if not fresh:
         dk.fill(0)
@@ -295,75 +295,29 @@ def _backward_tiles(
         direct = len(blocks) == gq.shape[2] == 1
         dq = gq[n, h, 0, i] if direct else scratch(queries.shape, wide, "attention dq")
         for block in blocks:
-            weights = call.scores(at, block, queries, keys, 1.0)
+            weights = call.scores(at, block, queries, keys)
             ds, remaining = scratch(weights.shape, wide, "more rows"), weights
-            np.matmul(up, values[:, :, block.j].swapaxes(-1, -2), out=ds)
+            np.matmul(up, values[..., block.j], out=ds)
             if call.dropout_p or not call.slopes(weights, ds, block, top):
                 call.exponentials(weights, block, top)
                 if call.dropout_p:
-                    remaining = call.dropout(at, block.j, weights.shape)
-                    ds = (ds - up[..., -1:]) * remaining + up[..., -1:]
+                    remaining, mean = call.dropout(at, block.j, weights.shape), up[..., -1:] * factor
+                    ds = (ds - mean) * remaining + mean
                     remaining *= weights
                 ds *= weights
             if careful:
-                ds[weights == 0] = 0
-            _add(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh, careful)
-            _add(dk[:, :, block.j], ds.swapaxes(-1, -2), queries, fresh, careful)
-            _add(dq, ds, keys[:, :, block.j], block is blocks[0], careful)
+                call.clear(at, block, weights, remaining, ds)
             if gmask is not None:
                 _add_sum(cut(gmask, (*at, block.j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
+                ds *= call.scale
+            _add(dv[:, :, block.j], remaining.swapaxes(-1, -2), up[..., :-1], fresh, careful)
+            _add(dk[:, :, block.j], ds.swapaxes(-1, -2), queries, fresh, careful)
+            _add(dq, ds, k[:, :, block.j], block is blocks[0], careful)
         if not direct:
             gq[at] = dq.reshape(gq[at].shape) if blocks else 0
         fresh = False
-    np.multiply(dk, call.scale, out=gk[n, h])
-    gv[n, h] = dv
-
-
-def _backward_at_once(
-    call: AttentionCall, n: slice, h: slice, read: tuple[Array, ...], write: tuple[Any, ...], careful: bool
-) -> None:
-    """The same where a tile holds all scores of a head: nothing is copied, unless heads of q share keys.
-
-    With P = E / total: dv = Pᵀ g, ds = scale · P ∘ (g vᵀ - rowsum(g ∘ out)), dq = ds k, dk = dsᵀ q.
-    """
-    (g, out, inverse, shift), (gq, gk, gv, gmask) = read, write
-    ((i, blocks),) = call.tiles()
-    at = (n, h, slice(None), i)
-    if not call.sees_all():
-        gk[n, h] = gv[n, h] = 0
-    if not blocks:  # no key is seen
-        gq[at] = 0
-        return
-    (block,) = blocks
-    j, direct = block.j, gq.shape[2] == 1
-    keys, values = call.k[n, h, j], call.v[n, h, j]
-    queries, up, means, top, inverse = (_stacked(x[at]) for x in (call.q, g, out, shift[..., None], inverse[..., None]))
-    up = up.astype(queries.dtype, copy=False)
-    weights = call.scores(at, block, queries, call.k[n, h], call.scale)
-    top = top if top.any() else None
-    ds, remaining = scratch(weights.shape, weights.dtype, "more rows"), weights
-    np.matmul(up, values.swapaxes(-1, -2), out=ds)
-    mean = np.vecdot(up, means, dtype=ds.dtype)[..., None]
-    if call.dropout_p or not call.slopes(weights, ds, block, top, inverse, mean):
-        call.exponentials(weights, block, top)
-        weights *= inverse
-        if call.dropout_p:
-            remaining = call.dropout(at, j, weights.shape)
-            ds *= remaining
-            remaining *= weights
-        ds -= mean
-        ds *= weights
-    if careful:
-        ds[weights == 0] = 0
-    if gmask is not None:
-        _add_sum(cut(gmask, (*at, j)), ds.reshape(*gq[at].shape[:-1], ds.shape[-1]))
-    ds *= call.scale
-    dq = gq[n, h, 0] if direct else np.empty(queries.shape, ds.dtype)
-    _add(gv[n, h, j], remaining.swapaxes(-1, -2), up, True, careful)
-    _add(gk[n, h, j], ds.swapaxes(-1, -2), queries, True, careful)
-    _add(dq, ds, keys, True, careful)
-    if not direct:
-        gq[at] = dq.reshape(gq[at].shape)
+    if several:
+        gk[n, h], gv[n, h] = dk, dv
 
 
 def _upstream(g: Array, inverse: Array, out: Array) -> Array:
@@ -401,5 +355,5 @@ def _stacked(tile: Array) -> Array:
 
 
 def _reciprocal(x: Array) -> Array:
-    """1/x, and 0 where x is 0."""
-    return np.divide(1, x, out=np.zeros_like(x), where=x != 0)
+    """1/x, and 1 where x is 0: it is multiplied by zeros there."""
+    return np.divide(1, x + (x == 0))

@@ -171,20 +171,13 @@ class AttentionCall:
             return [(part, slice(0, h)) for part in _split(n, heads // h)]
         return [(slice(b, b + 1), part) for b in range(n) for part in _split(h, max(1, heads))]
 
-    def at_once(self) -> bool:
-        """Whether one block of one tile holds all scores of a head."""
-        return bool(self.rows[3] <= self.step and len(self.blocks(0)) <= 1 and self.k.shape[2] <= self.part)
+    def keys(self, n: slice, h: slice) -> Array:
+        """The keys of some heads, transposed and with the scale in them: a copy, which small products read faster.
 
-    def operands(self, n: slice, h: slice) -> tuple[Array, Array, float]:
-        """Keys and values of some heads, and the factor that the scores still need.
-
-        Several tiles read a copy of the keys that lie close together, with the scale in it, forward and backward: so
-        both passes have the same bits, and an exponential that was finite is so again.
+        Both passes read it, so they have the same bits, and an exponential that was finite is so again.
         """
-        k, v = self.k[n, h], self.v[n, h]
-        if self.at_once():
-            return k, v, self.scale
-        return np.multiply(k, self.scale, out=scratch(k.shape, k.dtype, "attention keys")), v, 1.0
+        k = self.k[n, h].swapaxes(-1, -2)
+        return np.multiply(k, self.scale, out=scratch(k.shape, k.dtype, "attention keys"))
 
     def tiles(self) -> Iterator[tuple[slice, list[Block]]]:
         """The queries of each tile and the blocks of keys that they see.
@@ -208,13 +201,11 @@ class AttentionCall:
         """Estimated time on one core: of a score 2 ns, and d/32 more for each matrix product."""
         return float(self.seen * math.prod(self.rows[:3]) * (2 + products * self.q.shape[-1] / 32))
 
-    def scores(self, at: Place, block: Block, queries: Array, keys: Array, scale: float) -> Array:
-        """The scores (n, h, g·i, j) of a block, times ``scale``, and under the mask."""
+    def scores(self, at: Place, block: Block, queries: Array, keys: Array) -> Array:
+        """The scores (n, h, g·i, j) of a block, under the mask."""
         n, h, rows, _ = queries.shape
         scores = scratch((n, h, rows, block.j.stop - block.j.start), queries.dtype, "rows")
-        np.matmul(queries, keys[:, :, block.j].swapaxes(-1, -2), out=scores)
-        if scale != 1:
-            scores *= scale
+        np.matmul(queries, keys[..., block.j], out=scores)
         if self.mask is not None:
             tile, mask = self._tile(scores), cut(self.mask, (*at, block.j))
             if mask.dtype == bool:
@@ -233,6 +224,17 @@ class AttentionCall:
         for columns, seen in block.partial:
             np.copyto(self._tile(scores)[..., columns], -np.inf, where=seen == 0)
         return scores
+
+    def clear(self, at: Place, block: Block, weights: Array, *arrays: Array) -> None:
+        """Zeros in all of them where a row doesn't see a key, though the row be NaN, and where its weight is 0."""
+        unseen = weights == 0
+        for columns, seen in block.partial:
+            np.copyto(self._tile(unseen)[..., columns], True, where=seen == 0)
+        if self.mask is not None:
+            mask = cut(self.mask, (*at, block.j))
+            np.copyto(self._tile(unseen), True, where=~mask if mask.dtype == bool else mask == -np.inf)
+        for array in (weights, *arrays):
+            array[unseen] = 0
 
     def exponentials(self, scores: Array, block: Block, shift: Array | None, sums: Array | None = None) -> Array:
         """E = exp(scores - shift), in place of the scores, and 0 where a row doesn't see a key; adds to the sums.
@@ -255,13 +257,11 @@ class AttentionCall:
             sums += np.matmul(scores, np.ones(scores.shape[-1], scores.dtype))
         return scores
 
-    def slopes(
-        self, scores: Array, ds: Array, block: Block, shift: Array | None, inverse: Any = None, mean: Any = None
-    ) -> bool:
-        """Turn scores into P = E · inverse and ds into P (ds - mean) in one pass; returns whether it could."""
+    def slopes(self, scores: Array, ds: Array, block: Block, shift: Array | None) -> bool:
+        """Turn scores into E and ds into E ds in one pass; returns whether it could."""
         if block.spans is None:
             return False
-        return slopes_of(_matrix(scores), _matrix(ds), block.spans, _flat(shift), _flat(inverse), _flat(mean))
+        return slopes_of(_matrix(scores), _matrix(ds), block.spans, _flat(shift))
 
     def dropout(self, at: Place, j: slice, shape: tuple[int, ...]) -> Array:
         """The factors of a tile's weights, 0 or 1/(1 - p)."""
@@ -297,17 +297,15 @@ def weights_of(scores: Array, spans: Array, shift: Any, sums: Any) -> bool:
 
 
 @loop(lambda *_: False)
-def slopes_of(scores: Array, ds: Array, spans: Array, shift: Any, inverse: Any, mean: Any) -> bool:
-    """P = E · inverse in place of the scores, and ``P (ds - mean)`` in place of ds; an inverse of None is 1."""
+def slopes_of(scores: Array, ds: Array, spans: Array, shift: Any) -> bool:
+    """``E = exp(scores - shift)`` of each row's span and 0 beyond it, in place, and ``E ds`` in place of ds."""
     for i in range(len(scores)):
         first, last = spans[i % len(spans)]
         top = np.float32(0.0) if shift is None else shift[i]
         row, slopes = scores[i, first:last], ds[i, first:last]
-        factor = np.float32(1.0) if inverse is None else inverse[i]
-        middle = np.float32(0.0) if mean is None else mean[i]
         for j in range(row.size):
-            row[j] = exp(row[j] - top) * factor
-            slopes[j] = (slopes[j] - middle) * row[j]
+            row[j] = exp(row[j] - top)
+            slopes[j] *= row[j]
         scores[i, :first], scores[i, last:], ds[i, :first], ds[i, last:] = 0.0, 0.0, 0.0, 0.0
     return True
 

@@ -13,6 +13,10 @@ template <class E> struct Wide { typedef float type; };
 template <> struct Wide<double> { typedef double type; };
 typedef ELEMENT T;
 typedef Wide<T>::type W;
+#ifndef RESULT
+#define RESULT ELEMENT
+#endif
+typedef RESULT R;  // what some kernels write, or read the gradient of: half precision beside float32
 
 __device__ inline float widen(float x) { return x; }
 __device__ inline double widen(double x) { return x; }
@@ -37,16 +41,16 @@ __device__ inline float widen(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f
 __device__ inline void narrow(float x, Half& out) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x)); }
 #endif
 
-template <int N> struct alignas(N * sizeof(T)) Pack { T at[N]; };
+template <int N, class E = T> struct alignas(N * sizeof(E)) Pack { E at[N]; };
 
-template <int N> __device__ inline void load(const T* from, W (&to)[N]) {
-    Pack<N> pack = *reinterpret_cast<const Pack<N>*>(from);
+template <int N, class E> __device__ inline void load(const E* from, W (&to)[N]) {
+    Pack<N, E> pack = *reinterpret_cast<const Pack<N, E>*>(from);
     for (int k = 0; k < N; k++) to[k] = widen(pack.at[k]);
 }
-template <int N> __device__ inline void store(const W (&from)[N], T* to) {
-    Pack<N> pack;
+template <int N, class E> __device__ inline void store(const W (&from)[N], E* to) {
+    Pack<N, E> pack;
     for (int k = 0; k < N; k++) narrow(from[k], pack.at[k]);
-    *reinterpret_cast<Pack<N>*>(to) = pack;
+    *reinterpret_cast<Pack<N, E>*>(to) = pack;
 }
 
 // The sum over the threads of a block, in the same order at every launch; all threads get it.
@@ -79,6 +83,17 @@ template <class V> __device__ inline V block_max(V value) {
 // The elements that a thread takes of a row: packs, blockDim.x of them apart.
 #define FOR_PACKS(c, width) for (long long c = (long long)threadIdx.x * PACK; c < (width); c += (long long)blockDim.x * PACK)
 #define FOR_LANES(k) for (int k = 0; k < PACK; k++)
+
+// All elements, each thread a pack.
+#define FOR_ALL(c, size) \
+    for (long long c = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * PACK; c < (size); \
+         c += (long long)gridDim.x * blockDim.x * PACK)
+
+__device__ inline W logistic(W x) {  // by e^-|x|, which doesn't overflow: far below 0 it is e^x
+    W e = exp(-fabs(x));
+    return (x < 0 ? e : W(1)) / (1 + e);
+}
+__device__ inline W silu_slope(W x, W s) { return s * (1 + x * logistic(-x)); }  // 1 - s would be rounded
 
 // The maximum of a row, 0 where it has none that is finite, and Σ e^(x - maximum), for all threads of the block.
 __device__ inline void row_total(const T* x, long long width, W& shift, W& total) {

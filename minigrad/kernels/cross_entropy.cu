@@ -1,7 +1,7 @@
 // Cross-entropy of rows of logits against class ids; an id of -1 is a row that counts for nothing.
 
 // log Σ e^x - Σ q x, with q = (1 - smoothing) onehot + smoothing / width; and what the backward pass reads.
-extern "C" __global__ void forward(const T* x, const long long* ids, W* losses, W* shifts, W* totals, long long width,
+extern "C" __global__ void cross_entropy_forward(const T* x, const long long* ids, W* losses, W* shifts, W* totals, long long width,
                                    W smoothing) {
     x += blockIdx.x * width;
     W shift, total, sum = 0;
@@ -25,7 +25,7 @@ extern "C" __global__ void forward(const T* x, const long long* ids, W* losses, 
 
 // scale (softmax - q), 0 in a row that doesn't count or is only -∞. A row sums to 0: by that the entry of a target of
 // probability nearly 1 is got, since p - 1 would be noise. dx may be x.
-extern "C" __global__ void backward(const T* x, const long long* ids, const W* shifts, const W* totals,
+extern "C" __global__ void cross_entropy_backward(const T* x, const long long* ids, const W* shifts, const W* totals,
                                     const W* scales, T* dx, long long width, W smoothing) {
     x += blockIdx.x * width;
     dx += blockIdx.x * width;

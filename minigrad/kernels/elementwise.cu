@@ -1,16 +1,6 @@
 // Activations, forward and backward: each thread takes one pack. The backward kernels compute again what a NumPy kernel
 // would keep, since an exponential costs less than a load.
 
-#define FOR_ALL(c, size) \
-    for (long long c = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * PACK; c < (size); \
-         c += (long long)gridDim.x * blockDim.x * PACK)
-
-__device__ inline W logistic(W x) {  // by e^-|x|, which doesn't overflow: far below 0 it is e^x
-    W e = exp(-fabs(x));
-    return (x < 0 ? e : W(1)) / (1 + e);
-}
-__device__ inline W silu_slope(W x, W s) { return s * (1 + x * logistic(-x)); }  // 1 - s would be rounded
-
 extern "C" __global__ void relu(const T* x, T* y, long long size) {
     FOR_ALL(c, size) {
         W v[PACK];

@@ -1,6 +1,6 @@
 // Rows of a table picked by id, and the sums of the rows that share one.
 
-extern "C" __global__ void forward(const T* table, const long long* ids, T* out, long long width) {
+extern "C" __global__ void embedding_forward(const T* table, const long long* ids, T* out, long long width) {
     const T* from = table + ids[blockIdx.x] * width;
     FOR_PACKS(c, width) {
         Pack<PACK> pack = *reinterpret_cast<const Pack<PACK>*>(from + c);
@@ -10,7 +10,7 @@ extern "C" __global__ void forward(const T* table, const long long* ids, T* out,
 
 // A block takes a row of the table: it finds its id among the sorted ones, and adds up the rows of g at their places
 // `order`, in that order, so that the sum has the same bits every time. The row `none` gets 0.
-extern "C" __global__ void backward(const T* g, const long long* sorted, const long long* order, T* dtable,
+extern "C" __global__ void embedding_backward(const T* g, const long long* sorted, const long long* order, T* dtable,
                                     long long count, long long width, long long none) {
     long long id = blockIdx.x, first = 0, last = count;
     while (first < last) {

@@ -46,12 +46,13 @@ def qkv_projection(
     >>> print(q, k, v)
     [1. 2.] [3.] [0.]
     """
-    _check(x, wq, wk, wv, norm_weight, eps)
+    check_projections(x, wq, wk, wv, norm_weight, eps)
     n = x if norm_weight is None else rms_norm(x, None, norm_weight, eps)
     return linear(n, wq), linear(n, wk), linear(n, wv)
 
 
-def _check(x: Any, wq: Any, wk: Any, wv: Any, norm_weight: Any, eps: float) -> None:
+def check_projections(x: Any, wq: Any, wk: Any, wv: Any, norm_weight: Any, eps: float) -> None:
+    """Refuse shapes that don't fit."""
     shapes = [np.shape(w) for w in (wq, wk, wv)]
     if not all(len(shape) == 2 and np.shape(x)[-1:] == shape[1:] for shape in shapes):
         got = f"{np.shape(x)}, {shapes[0]}, {shapes[1]} and {shapes[2]}"
@@ -64,7 +65,7 @@ def _check(x: Any, wq: Any, wk: Any, wv: Any, norm_weight: Any, eps: float) -> N
 def _forward(
     x: Any, wq: Any, wk: Any, wv: Any, norm_weight: Any, eps: float
 ) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
-    _check(x, wq, wk, wv, norm_weight, eps)
+    check_projections(x, wq, wk, wv, norm_weight, eps)
     kinds = [dtypes(x, norm_weight, w) for w in (wq, wk, wv)]  # of each result, and to compute it in
     work = np.result_type(*[wide for _, wide in kinds])
     source, weights = NormedRows(x, norm_weight, work, eps), [as_matrix(w, work) for w in (wq, wk, wv)]

@@ -66,17 +66,18 @@ def swiglu_ffn(
     for shapes that don't fit. Shazeer, "GLU Variants Improve Transformer" (2020), eq. 6.
 
     recompute: two arrays of d_ff numbers a row are not kept; the backward pass computes them again, in 11 products
-    instead of 9 in all. Result and gradients are the same bits. A GPU ignores it.
+    instead of 9 in all. Result and gradients are the same bits.
 
     >>> print(swiglu_ffn(np.array([1.0]), np.array([[2.0]]), np.array([[10.0]]), np.array([[1.0]])).round(3))
     [17.616]
     """
-    _check(x, w1, w3, w2, norm_weight, eps)
+    check_ffn(x, w1, w3, w2, norm_weight, eps)
     n = x if norm_weight is None else rms_norm(x, None, norm_weight, eps)
     return linear(swiglu(linear(n, w1), linear(n, w3)), w2)
 
 
-def _check(x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float) -> None:
+def check_ffn(x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float) -> None:
+    """Refuse shapes that don't fit."""
     shapes = [np.shape(w) for w in (w1, w3, w2)]
     fit = all(len(shape) == 2 for shape in shapes) and np.shape(x)[-1:] == shapes[0][1:]
     if not fit or shapes[0] != shapes[1] or shapes[2][1] != shapes[0][0]:
@@ -134,7 +135,7 @@ def _forward(
     x: Any, w1: Any, w3: Any, w2: Any, norm_weight: Any, eps: float, recompute: bool,
     needs: tuple[bool, ...] = (False,) * 5,
 ) -> tuple[Array, dict[str, Any]]:  # fmt: skip
-    _check(x, w1, w3, w2, norm_weight, eps)
+    check_ffn(x, w1, w3, w2, norm_weight, eps)
     dtype, work = dtypes(x, w1, w3, w2, norm_weight)
     source, (w1, w3, w2) = NormedRows(x, norm_weight, work, eps), (as_matrix(w, work) for w in (w1, w3, w2))
     out, keep = np.empty((*np.shape(x)[:-1], len(w2)), work), any(needs) and not recompute

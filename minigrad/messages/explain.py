@@ -39,13 +39,12 @@ def explanation(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], e
     The error stays as it is if no boundary explained it and it is one of ours, or if a function of the user took part
     in what failed.
     """
-    libraries = [
-        Path(str(sys.modules[name].__file__)).parent for name in ("numpy", "scipy", "cupy") if name in sys.modules
-    ]
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in ("numpy", "scipy", "cupy"))
+    libraries = [Path(file).parent for file in files if file]
     inside = (*OURS, *(f"{library}{os.sep}" for library in libraries))
-    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    passed = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     origin = getattr(error, "origin", error)
-    if isinstance(origin, MiniGradError) or not all(file.startswith(inside) for file in files):
+    if isinstance(origin, MiniGradError) or not all(file.startswith(inside) for file in passed):
         return error
     explained = explain_call(function, args, kwargs, origin)
     explained.layer = getattr(error, "layer", "")

@@ -70,6 +70,30 @@ def _name_hint(name: str) -> str:
     return "dir() lists them"
 
 
+class Strange:
+    """A class attribute that isn't there: to ask for it raises the error with the hint.
+
+    A class with ``__getattr__`` could refuse every name, but Python would find all its attributes more slowly.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        raise unknown_name(owner, kind.__name__, self.name)
+
+
+def refuse_names(kind: type, others: Collection[str]) -> None:
+    """Have ``kind`` refuse names of torch and ``others``, those of its own with ``_`` behind them too.
+
+    They go to its base class, so that ``vars(kind)`` lists what there is.
+    """
+    there = dir(kind)
+    in_place = {f"{name}_" for name in (*NAMES, *there) if not name.startswith("_")}
+    for name in in_place.union(NAMES, OUT_OF_SCOPE, others).difference(there):
+        setattr(kind.__bases__[0], name, Strange(name))
+
+
 def module_names(module: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a module with these globals: hints for names of torch, and no private ones."""
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, is_bfloat16
+from minigrad.backend import Array, array_module, check_bfloat16, is_bfloat16
 from minigrad.cuda import tf32_allowed
 
 ARGUMENTS = (
@@ -73,6 +73,8 @@ def product(x: Array, y: Array) -> Array:
     Two matrices are left to CuPy, which passes transposes as flags to gemmEx.
     """
     xp, dtype = array_module(x), np.result_type(x.dtype, y.dtype)
+    if is_bfloat16(dtype):
+        check_bfloat16(xp, xp.cuda.runtime.getDevice())
     kind, gemm = _kind(dtype), _function(xp)
     if kind is None or gemm is None or max(x.ndim, y.ndim) <= 2 or min(x.ndim, y.ndim) == 0:
         return xp.matmul(x, y)
@@ -94,6 +96,19 @@ def product(x: Array, y: Array) -> Array:
     return out.squeeze(taken) if taken else out
 
 
+def multiply_into(out: Array, x: Array, y: Array, add: bool = False) -> Array:
+    """``out = x y``, or ``out += x y``, of matrices on a GPU; out is contiguous, in their dtype or in float32."""
+    xp, kind, gemm = array_module(out), _kind(x.dtype), _function(array_module(out))
+    a, b = _readable(x), _readable(y)
+    call = _fitting(a, b, ()) if x.size and y.size else None
+    if call is None or kind is None or gemm is None:
+        product = xp.matmul(x, y)
+        out[...] = out + product if add else product
+    else:
+        call.run(gemm, kind, out, add)
+    return out
+
+
 class _Call(NamedTuple):
     """A product as cuBLAS takes it. Its matrices lie column by column: there, C = xyᵀ = yᵀ xᵀ."""
 
@@ -102,12 +117,13 @@ class _Call(NamedTuple):
     layouts: tuple[tuple[int, int], tuple[int, int]]  # of y and x: whether it is transposed, and its leading dimension
     axes: list[tuple[int, ...]]  # size, and steps of x, y and the result; the first is the batch of a call
 
-    def run(self, gemm: Callable[..., None], kind: Kind, out: Any) -> None:
-        """Write the product to ``out``, in a call for each index of all axes but the first."""
+    def run(self, gemm: Callable[..., None], kind: Kind, out: Any, add: bool = False) -> None:
+        """Write the product to ``out``, or add it, in a call for each index of all axes but the first."""
         (op_y, ld_y), (op_x, ld_x) = self.layouts
         (batch, step_x, step_y, step_out), *others = self.axes
         (m, k), n = self.x.shape[-2:], self.y.shape[-1]
         handle = array_module(out).cuda.Device().cublas_handle
+        beta, kind_out = kind.one if add else kind.zero, _kind(out.dtype) or kind
         compute = TF32 if kind.data == 0 and tf32_allowed() else kind.compute
         for index in itertools.product(*(range(size) for size, *_ in others)):
             moves = [sum(i * axis[part] for i, axis in zip(index, others, strict=True)) for part in (1, 2, 3)]
@@ -116,7 +132,7 @@ class _Call(NamedTuple):
             )
             gemm(
                 handle, op_y, op_x, n, m, k, kind.one, at_y, kind.data, ld_y, step_y, at_x, kind.data, ld_x, step_x,
-                kind.zero, at_out, kind.data, n, step_out, batch, compute, DEFAULT,
+                beta, at_out, kind_out.data, n, step_out, batch, compute, DEFAULT,
             )  # fmt: skip
 
 

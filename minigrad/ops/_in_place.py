@@ -18,8 +18,9 @@ Body = Callable[..., object]
 def in_place(body: Body) -> Callable[[Rule], Rule]:
     """Decorate a rule of ``(g, x)``: on arrays of one shape and dtype ``body(g, x, out)`` writes the gradient.
 
-    A rule that reads more, as ``(g, x, out)`` does, hands that to the body too. Above the cache's size each array more
-    costs as much as a pass over it. The rule itself is for Tensors, whose every step must be differentiable, for half
+    A rule that reads more, as ``(g, x, out)`` does, hands that to the body too. Contiguous arrays are flat in the body,
+    which may so be a compiled loop. Above the cache's size each array more costs as much as a pass over it. The rule
+    itself is for Tensors, whose every step must be differentiable, for half
     precision, GPUs, and what else is rare.
     """
 
@@ -31,10 +32,12 @@ def in_place(body: Body) -> Callable[[Rule], Rule]:
                 return rule(g, x, *more)
             out = np.empty_like(g)
             arrays = (g, x, *more, out)
-            if g.nbytes > TILE and all(a.flags.c_contiguous for a in arrays):
-                _over_tiles(body, *[a.reshape(-1) for a in arrays])
-            else:
-                body(*arrays)
+            if (g.ndim != 1 or g.nbytes > TILE) and all(a.flags.c_contiguous for a in arrays):
+                arrays = tuple([a.reshape(-1) for a in arrays])
+                if g.nbytes > TILE:
+                    _over_tiles(body, *arrays)
+                    return out
+            body(*arrays)
             return out
 
         return choose

@@ -63,10 +63,11 @@ def matmul(x: Array, y: Array) -> Array:
         with np.errstate(over="ignore"):
             wide = np.result_type(narrow, np.float32)
             return np.asarray(np.matmul(x.astype(wide), y.astype(wide))).astype(narrow)
+    times = np.matmul if xp is np else product
     if x.ndim > 2 and y.ndim == 2:  # one large product instead of many small ones
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        return xp.matmul(rows, y).reshape(*x.shape[:-1], y.shape[-1])
-    return xp.matmul(x, y) if xp is np else product(x, y)
+        return times(rows, y).reshape(*x.shape[:-1], y.shape[-1])
+    return times(x, y)
 
 
 def _matmul_left(g: Array, y: Array, x_shape: Any) -> Array:

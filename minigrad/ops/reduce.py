@@ -54,6 +54,8 @@ def broadcast_back(g: Array, shape: tuple[int, ...], axis: Axes, keepdims: bool)
 
 def counted(shape: tuple[int, ...], axis: Axes, where: Array | None) -> Any:
     """How many elements go into each result of a reduction, in a form that broadcasts against it with keepdims."""
+    if where is axis is None:
+        return math.prod(shape)
     axes = range(len(shape)) if axis is None or not shape else [normal_axis(a, len(shape)) for a in as_tuple(axis)]
     if where is None:
         return math.prod(shape[a] for a in axes)
@@ -140,6 +142,11 @@ def scale_of(x: Array, axis: Axes, mask: Array | None = None) -> Array:
     return power_of_two(xp.asarray(xp.max(xp.abs(chosen(x, mask)), axis=axis, keepdims=True)))
 
 
+def total_of(x: Array) -> Any:
+    """The function that sums an array such as x; ``np.sum`` takes a microsecond more than what it calls."""
+    return np.add.reduce if type(x) is np.ndarray else array_module(x).sum
+
+
 # ---- sums and means -------------------------------------------------------------------------------------------------
 
 
@@ -154,7 +161,7 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | None
     x = x if where is None else chosen(x, where)
     if is_half(x.dtype):
         return cast_to(summed(lambda x: x.sum(axis, np.float32, keepdims=keepdims), x), x.dtype)
-    total: Any = np.add.reduce if type(x) is np.ndarray else array_module(x).sum  # np.sum takes a microsecond more
+    total = total_of(x)
     try:  # NumPy looks for an overflow in any case
         with np.errstate(over="raise"):
             return total(x, axis=axis, keepdims=keepdims)
@@ -179,7 +186,7 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False, where: Array | Non
     wide = accumulator(floating)
 
     def quotient(x: Array) -> Array:
-        total = xp.sum(chosen(x, where), axis=axis, keepdims=keepdims, dtype=wide)
+        total = total_of(x)(chosen(x, where), axis=axis, keepdims=keepdims, dtype=wide)
         return xp.asarray(total / xp.asarray(n if isinstance(n, int) else n.reshape(total.shape), dtype=wide))
 
     with np.errstate(invalid="ignore", divide="ignore", over="raise"):

@@ -79,6 +79,11 @@ def broadcast_to(x: Array, shape: Shape) -> Array:
     [[1 2]
      [1 2]]
     """
+    if np.ndim(x) == 0 and type(shape) is tuple and array_module(x) is np:  # NumPy's function takes 3 µs more
+        x = np.asarray(x)
+        out = np.ndarray(shape, x.dtype, x, strides=(0,) * len(shape))
+        out.flags.writeable = False
+        return out
     return array_module(x).broadcast_to(x, shape)
 
 

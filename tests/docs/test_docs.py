@@ -11,6 +11,7 @@ import pytest
 
 import minigrad as mg
 from minigrad.engine import backward, core
+from minigrad.kernels.cuda.launching import DECLARED
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,11 +31,7 @@ def test_examples_of_a_page(page: Path) -> None:
 
 def test_the_table_of_cuda_kernels_names_all_of_them() -> None:
     sources = [source for folder in ("minigrad", "optim") for source in (ROOT / folder).rglob("*.cu")]
-    kernels = {
-        f"{source.name}: {name}"
-        for source in sources
-        for name in re.findall(r'^extern "C" __global__ void (\w+)', source.read_text(), re.MULTILINE)
-    }
+    kernels = {f"{source.name}: {name}" for source in sources for name, _ in DECLARED.findall(source.read_text())}
     table = re.findall(r"^(\w+\.cu: \w+) ", (ROOT / "docs" / "cuda.md").read_text(), re.MULTILINE)
     assert sorted(kernels) == table
 

@@ -1048,7 +1048,7 @@ def test_a_node_of_a_list_has_an_argument_for_each_part():
     node = weighted()([x, y, x]).node
     assert node.primitive.names == ("arrays[0]", "arrays[1]", "arrays[2]", "factor")
     assert node.plan.names == node.primitive.names
-    assert node.parents == (x, x)
+    assert node.parents == [x, x]
 
 
 def test_a_change_by_hand_is_noted():

@@ -174,6 +174,21 @@ def test_dir_lists_public_names_alone(module: Any) -> None:
     assert not hasattr(module, "no_such_name") and not hasattr(module, "__no_such_name__")
 
 
+def test_python_itself_tells_of_a_name_that_nobody_knows() -> None:
+    """It finds slots faster in a class without ``__getattr__``; it adds "Did you mean: 'softmax'?" from these facts."""
+    x = mg.Tensor([1.0])
+    with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'sotfmax'") as caught:
+        x.sotfmax  # noqa: B018
+    assert caught.value.name == "sotfmax" and caught.value.obj is x
+    assert "__getattr__" not in {name for kind in mg.Tensor.__mro__ for name in vars(kind)}
+
+
+def test_names_that_are_refused_are_no_names() -> None:
+    x = mg.Tensor([1.0])
+    assert not hasattr(x, "view") and not hasattr(x, "add_") and not hasattr(nn.Parameter(x), "concatenate")
+    assert "softmax" in dir(x) and not {"view", "add_", "concatenate"} & {*dir(x)}
+
+
 def test_hints_name_what_there_is() -> None:
     """Each name that a hint of the table gives exists: in a module, or as a method of a tensor."""
     owners = {"minigrad": mg, "nn": nn, "optim": optim, "np": np}

@@ -161,3 +161,22 @@ def test_who_sees_an_endless_value_gets_it(length: int, number: float) -> None:
     np.testing.assert_array_equal(out[0, :2, -2:, 5], np.full((2, 2), number))
     out[0, :2, -2:, 5] = 0
     assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", CASES)
+def test_an_endless_query_gives_keys_that_it_does_not_see_nothing(case, dtype, special, length) -> None:
+    """Their gradients are those where that query is 0 and its result counts for nothing."""
+    options = CASES[case](length)
+    q, k, v, g = arrays(length, dtype)
+    queries, hidden = watched(length, options)
+    q[0][:, queries] = special
+    with np.errstate(all="ignore"):
+        found = run(q, k, v, g, options)
+    q[0][:, queries] = 0
+    g[0][:, queries] = 0
+    right = run(q, k, v, g, options)
+    for a, b in zip(found[2:], right[2:], strict=True):
+        np.testing.assert_allclose(a[0][hidden], b[0][hidden], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(a[1], b[1], rtol=1e-4, atol=1e-5)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.special
 from hypothesis import settings
 from mpmath import mp
-from support import exact
+from support import exact, exact_special
 from support.cases import LACKING
 from support.exact import CASES, LIMITS, measure
 
@@ -34,6 +35,25 @@ def test_within_four_units(case, dtype) -> None:
     """
     for order, found in enumerate(measure(case, dtype, COUNT)):
         assert found.units <= LIMITS.get((case.title, order), (UNITS, ""))[0], (order, found)
+
+
+@pytest.mark.cpu_only("CuPy's values are its own")
+@pytest.mark.parametrize("title", exact_special.OWN)
+def test_a_limit_of_scipys_own_error_is_that(title) -> None:
+    """The value is SciPy's, bit for bit, and over many points the limit a small multiple of its error.
+
+    That is large at rare points, so a factor of five is left.
+    """
+    case = next(case for case in CASES if case.title == title)
+    found = []
+    for dtype in (np.float64, np.float32):
+        inputs = exact.points(title, dtype, COUNT, case.arguments)
+        with np.errstate(all="ignore"):
+            theirs = getattr(scipy.special, case.name)(*exact_special.LEADING.get(title, ()), *inputs).astype(dtype)
+        np.testing.assert_array_equal(case(*inputs), theirs)
+        if COUNT > 1000:
+            found.append(exact.worst(title, (0,) * case.arguments, inputs, theirs).units)
+    assert not found or LIMITS[title, 0][0] <= 5 * max(found)
 
 
 def test_every_elementwise_operation_has_a_formula() -> None:

@@ -65,8 +65,11 @@ def lines() -> Iterator[str]:
 
 
 def members(prefix: str, kind: type) -> Iterator[str]:
-    """The public methods and properties of a class, but for those of a public class that it is derived from."""
-    for name in sorted(name for name in dir(kind) if not name.startswith("_")):
+    """The public methods and properties of a class, but for those of a public class that it is derived from.
+
+    What is refused with a hint, as a name of torch, is none.
+    """
+    for name in sorted(name for name in dir(kind) if not name.startswith("_") and hasattr(kind, name)):
         owner = next(base for base in kind.__mro__ if name in vars(base))
         ours = owner.__module__.split(".")[0] in ("minigrad", "nn", "optim")
         if ours and (owner is kind or owner not in PUBLIC):

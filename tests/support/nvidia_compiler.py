@@ -42,7 +42,7 @@ def to_ptx(code: str, options: Sequence[str], target: str) -> str:
     library = ctypes.CDLL(str(NVRTC))
     program = ctypes.c_void_p()
     library.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"kernel.cu", 0, None, None)
-    flags = [*options, f"--gpu-architecture=compute_{target}"]
+    flags = [*options, f"--gpu-architecture=compute_{target}", "-ftz=true"]  # as CuPy does
     texts = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
     status = library.nvrtcCompileProgram(program, len(flags), texts)
     log, ptx = (_text(library, program, kind) for kind in ("ProgramLog", "PTX"))

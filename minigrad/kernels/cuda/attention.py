@@ -16,6 +16,18 @@ from minigrad.kernels.attention_tiles import dropout_scale, mask_shape, scale_of
 from minigrad.kernels.cuda.launching import THREADS, launch, uniform
 
 KEYS, FAR = 32, 1 << 40
+PLACES = ("q", "k", "v", "g", "out", "dq", "dk", "dv")
+
+
+def tile_of(head: int) -> int:
+    """How many queries a block takes: what fits into shared memory."""
+    return 16 if head > 64 else 32
+
+
+def defines(head: int, **options: bool) -> dict[str, int | str]:
+    """What the source is compiled with for heads of so many features in shared memory."""
+    sizes: dict[str, int | str] = {"HEAD": head, "KEYS": KEYS, "ROWS": tile_of(head), "PLACES": ",".join(PLACES)}
+    return sizes | {name.upper(): int(there) for name, there in options.items()}
 
 
 def _fits(
@@ -47,17 +59,16 @@ class _Call:
         self.rows, self.heads = n * h * group, n * h
         self.queries, self.keys = q.shape[-2], k.shape[-2]
         self.head = -(-self.d // 16) * 16
-        self.tile = 16 if self.head > 64 else 32
+        self.tile = tile_of(self.head)
         pattern = pattern_of(is_causal, *shape)
         pattern.check(self.queries, self.keys)
         device = self.xp.cuda.Device().id
         self.grid = _grid(device, pattern, self.queries, self.keys, self.tile) if pattern.grid else ()
         mask, steps = self.spread(mask)
         self.numbers = (*steps, h, group, self.queries, self.keys, self.d, *_band(pattern, self.grid))
-        chance = np.uint64(seed % 2**64), np.uint32(threshold(dropout_p)), dropout_scale(dropout_p)
+        chance = seed % 2**64, threshold(dropout_p), dropout_scale(dropout_p)
         self.options = (scale_of(scale, q), mask, *chance)
-        self.defines = {"HEAD": self.head, "MASK": int(mask is not None), "DROPOUT": int(dropout_p > 0)}
-        self.defines["GRID"] = int(pattern.grid is not None)
+        self.defines = defines(self.head, mask=mask is not None, dropout=dropout_p > 0, grid=pattern.grid is not None)
 
     def spread(self, mask: Array | None) -> tuple[Array | None, tuple[int, ...]]:
         """The mask with axes (n, h·group, queries, keys), and its steps along them, 0 where it is the same."""
@@ -85,11 +96,21 @@ class _Call:
     def launch(self, name: str, grid: tuple[int, int], places: dict[str, Array], *args: Any) -> None:
         """Launch a kernel; it is given the strides of ``places``, arrays by their names in the source."""
         steps = {n: [x.strides[axis] // x.itemsize for axis in range(3)] for n, x in places.items()}
-        strides = [s for n in ("q", "k", "v", "g", "out", "dq", "dk", "dv") for s in steps.get(n, (0, 0, 0))]
+        strides = [s for name in PLACES for s in steps.get(name, (0, 0, 0))]
         call = _uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers))
         inputs: list[Any] = list(places.values())
         aligned = all(x.data.ptr % (4 * x.itemsize) == 0 for x in inputs) and not any(s % 4 for s in strides)
-        launch("attention.cu", name, inputs[0], 4 if aligned else 1, grid, THREADS, call, *args, **self.defines)
+        launch(
+            "attention.cu",
+            f"attention_{name}",
+            inputs[0],
+            4 if aligned else 1,
+            grid,
+            THREADS,
+            call,
+            *args,
+            **self.defines,
+        )
 
 
 @functools.lru_cache(maxsize=256)

@@ -35,7 +35,7 @@ def _forward(
     labels = Targets.of(logits.shape, logits.dtype, targets, ignore_index, label_smoothing, reduction)
     labels, rows = targets_like(labels, logits), Rows(logits)
     losses, shift, total = rows.empty(), rows.empty(), rows.empty()
-    rows.launch("cross_entropy", "forward", labels.ids, losses, shift, total, rows.width, float(label_smoothing))
+    rows.launch("cross_entropy", "cross_entropy_forward", labels.ids, losses, shift, total, rows.width, label_smoothing)
     return reduced(losses, labels, reduction), {"labels": labels, "shift": shift, "total": total}
 
 
@@ -44,8 +44,8 @@ def _backward(
 ) -> tuple[Any, Any]:
     rows = Rows(logits)
     dx = rows.xp.empty(logits.shape, logits.dtype)
-    args = (labels.ids, shift, total, scales(g, labels, rows.work), dx, rows.width, float(labels.smoothing))
-    rows.launch("cross_entropy", "backward", *args)
+    args = (labels.ids, shift, total, scales(g, labels, rows.work), dx, rows.width, labels.smoothing)
+    rows.launch("cross_entropy", "cross_entropy_backward", *args)
     return dx, None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from minigrad.backend import Array, array_module
 from minigrad.kernels.cuda.launching import THREADS, grid_for, launch, pack_of
 
@@ -14,6 +12,6 @@ def dropped(x: Array, width: int, seed: int, threshold: int, share: float) -> Ar
     x = xp.ascontiguousarray(x) if x.ndim else x
     out = xp.empty_like(x)
     pack = pack_of(width, x, out)
-    args = (x.size, width, np.uint64(seed % 2**64), np.uint32(threshold), share)
+    args = (x.size, width, seed % 2**64, threshold, share)
     launch("dropout.cu", "dropout", x, pack, grid_for(x.size, pack), THREADS, x, out, *args)
     return out

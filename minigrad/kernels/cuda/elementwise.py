@@ -26,7 +26,7 @@ def _each(name: str, *arrays: Array, results: int = 1, options: tuple[Any, ...] 
 
 
 def _exactly(approximate: str) -> tuple[Any, ...]:
-    return (np.int32(is_exact(approximate)),)
+    return (int(is_exact(approximate)),)
 
 
 def _swiglu_backward(g: Array, gate: Array, up: Array, sigma: None, needs: tuple[bool, bool]) -> tuple[Any, Any]:

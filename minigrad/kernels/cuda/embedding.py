@@ -20,7 +20,7 @@ def _forward(ids: Any, weight: Array, padding_idx: int | None) -> tuple[Array, d
     if out.size:
         pack = pack_of(width, weight, out)
         threads = threads_for(width // pack)
-        launch("embedding.cu", "forward", weight, pack, ids.size, threads, weight, places, out, width)
+        launch("embedding.cu", "embedding_forward", weight, pack, ids.size, threads, weight, places, out, width)
     return out, {}
 
 
@@ -38,7 +38,7 @@ def _backward(g: Array, ids: Any, weight_shape: Any, weight_dtype: Any, padding_
     if out.size:
         pack = pack_of(width, g, out)
         args = (g, places[order], order, out, len(places), width, none)
-        launch("embedding.cu", "backward", g, pack, rows, threads_for(width // pack), *args)
+        launch("embedding.cu", "embedding_backward", g, pack, rows, threads_for(width // pack), *args)
     return (out.astype(weight_dtype, copy=False),)
 
 

@@ -49,12 +49,14 @@ def _one_pass(
     for start in range(0, len(rows), step):
         chunk = slice(start, start + step)
         logits = xp.matmul(rows[chunk], weight.T)
-        matrix, ids, smoothing = Rows(logits), targets.ids[chunk], float(targets.smoothing)
+        matrix, ids, smoothing = Rows(logits), targets.ids[chunk], targets.smoothing
         shift, total = matrix.empty(), matrix.empty()
-        matrix.launch("cross_entropy", "forward", ids, losses[chunk], shift, total, matrix.width, smoothing)
+        matrix.launch(
+            "cross_entropy", "cross_entropy_forward", ids, losses[chunk], shift, total, matrix.width, smoothing
+        )
         if any(needs):  # the gradient of the logits takes their place
             args = (ids, shift, total, scale[chunk], logits, matrix.width, smoothing)
-            matrix.launch("cross_entropy", "backward", *args)
+            matrix.launch("cross_entropy", "cross_entropy_backward", *args)
         if gx is not None:
             gx[chunk] = xp.matmul(logits, weight)
         if gweight is not None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from minigrad.backend import Array, array_module
-from minigrad.kernels.cuda.launching import THREADS, grid_for, launch
+from minigrad.kernels.cuda.launching import THREADS, launch
 
 
 def turned(x: Any, cos: Array, sin: Array, layout: str) -> Array:
@@ -24,9 +22,10 @@ def turned(x: Any, cos: Array, sin: Array, layout: str) -> Array:
     strides = [array.strides[axis] // array.itemsize for array in parts for axis in range(3)]
     step, apart = (1, half) if layout == "half" else (2, 1)
     together = all(s % 2 == 0 for s in strides[:3] + strides[9:]) and x.data.ptr % (2 * x.itemsize) == 0
-    pairs, (_, h, t, _) = x.size // 2, parts[0].shape
-    args = [*parts, h, t, np.int32(half), pairs, *strides, np.int32(step), np.int32(apart)]
-    launch("rope.cu", "rope", x, 2 if together else 1, grid_for(pairs), THREADS, *args)
+    n, h, t, _ = parts[0].shape
+    args = [*parts, n * h, h, half, t * half, *strides, step, apart]
+    grid = -(-t * half // THREADS), min(n * h, 65535)
+    launch("rope.cu", "rope", x, 2 if together else 1, grid, THREADS, *args)
     return out
 
 

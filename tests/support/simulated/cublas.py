@@ -14,6 +14,7 @@ from minigrad.backend import as_dtype
 
 HANDLE = 0xB1A5  # of the current device
 alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # arrays, whose memory can be read
+launched: Any = lambda what: None  # which ``device`` sets, to count it
 calls: list[dict[str, Any]] = []  # the arguments of each call, by their names
 TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}  # cudaDataType_t
 COMPUTE = {0: (68, 77), 1: (70,), 2: (68,), 14: (68,)}  # the cublasComputeType_t that go with each
@@ -54,31 +55,34 @@ def matrices(pointer: int, dtype: Any, rows: int, columns: int, ld: int, stride:
 def gemmStridedBatchedEx(*args: Any) -> None:
     """gemmStridedBatchedEx(intptr_t handle, int transa, int transb, int m, int n, int k, size_t alpha, size_t A, int Atype, int lda, long long strideA, size_t B, int Btype, int ldb, long long strideB, size_t beta, size_t C, int Ctype, int ldc, long long strideC, int batchCount, int computeType, int algo)"""  # noqa: E501
     assert len(args) == len(NAMES) and all(type(arg) is int for arg in args)
+    launched("gemm")
     calls.append(dict(zip(NAMES, args, strict=True)))
     a = SimpleNamespace(**calls[-1])
     check(a.handle == HANDLE, "handle")
     check(a.transa in (0, 1) and a.transb in (0, 1), "transposition")
     check(min(a.m, a.n, a.k, a.batchCount) >= 1, "sizes")
     check(max(abs(x) for x in (a.m, a.n, a.k, a.lda, a.ldb, a.ldc, a.batchCount)) < 1 << 31, "an int")
-    check(a.Atype == a.Btype == a.Ctype and a.computeType in COMPUTE[a.Atype], "types")
+    check(a.Atype == a.Btype and a.Ctype in (a.Atype, 0) and a.computeType in COMPUTE[a.Atype], "types")
+    check(a.Ctype == a.Atype or a.Atype != 1, "types")
     check(a.algo in (-1, 99), "algorithm")
     check(min(a.strideA, a.strideB) >= 0, "strides")
     check(a.batchCount == 1 or a.strideC >= a.ldc * (a.n - 1) + a.m, "results that overlap")
     dtype = as_dtype(TYPES[a.Atype])
     wide = ctypes.c_double if a.Atype == 1 else ctypes.c_float
     alpha, beta = (wide.from_address(pointer).value for pointer in (a.alpha, a.beta))
-    check((alpha, beta) == (1, 0), f"alpha and beta are {alpha} and {beta}")
+    check(alpha == 1 and beta in (0, 1), f"alpha and beta are {alpha} and {beta}")
     sizes = (a.k, a.m) if a.transa else (a.m, a.k), (a.n, a.k) if a.transb else (a.k, a.n)
     left = matrices(a.A, dtype, *sizes[0], a.lda, a.strideA, a.batchCount, "A")
     right = matrices(a.B, dtype, *sizes[1], a.ldb, a.strideB, a.batchCount, "B")
-    out = matrices(a.C, dtype, a.m, a.n, a.ldc, a.strideC, a.batchCount, "C")
+    result = as_dtype(TYPES[a.Ctype])
+    out = matrices(a.C, result, a.m, a.n, a.ldc, a.strideC, a.batchCount, "C")
     left, right = (x.astype(np.float64 if a.Atype == 1 else np.float32) for x in (left, right))
     if a.computeType == 77:
         left, right = to_tf32(left), to_tf32(right)
     left = left.swapaxes(1, 2) if a.transa else left
     right = right.swapaxes(1, 2) if a.transb else right
     with np.errstate(all="ignore"):
-        out[...] = (left @ right).astype(dtype)
+        out[...] = (left @ right + (out.astype(left.dtype) if beta else 0)).astype(result)
 
 
 NAMES = re.findall(r"(\w+)[,)]", gemmStridedBatchedEx.__doc__ or "")

@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import time
 import types
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -111,6 +113,10 @@ LINALG = {
 }
 OTHERS = ["array", "asarray", "ascontiguousarray", "asnumpy", "cuda", "from_dlpack", "may_share_memory", "ndarray",
           "result_type", "RawModule", "get_default_memory_pool"]  # fmt: skip
+SILENT = {
+    *("broadcast_arrays", "broadcast_to", "empty", "empty_like", "expand_dims", "moveaxis", "ndim", "ravel", "reshape"),
+    *("shape", "size", "squeeze", "transpose"),
+}  # launch nothing
 WAITING = {"allclose", "array_equal", "bincount"}  # give a Python bool, or need a number of the device
 
 
@@ -121,6 +127,7 @@ class State:
     synchronisations = 0
     freed = 0  # how often the pool was asked to give back what it does not use
     limit: int | None = None  # bytes that one allocation may ask for
+    launches: Counter[str] = Counter()  # noqa: RUF012 (of kernels, by what they do; uploads are among them)
 
 
 state = State()
@@ -129,6 +136,14 @@ state = State()
 def wait() -> None:
     """The host waits for the device."""
     state.synchronisations += 1
+
+
+def launch(what: str) -> None:
+    """A kernel is launched, or an array is uploaded."""
+    state.launches[what] += 1
+
+
+cublas.launched = launch
 
 
 def lenient() -> bool:
@@ -191,7 +206,7 @@ class ndarray:
     strides = property(lambda self: self._host.strides)
     device = property(lambda self: Device(self._device))
     T = property(lambda self: self._view(self._host.T))
-    data = property(lambda self: types.SimpleNamespace(ptr=self._host.ctypes.data))
+    data = property(lambda self: types.SimpleNamespace(ptr=self._host.ctypes.data, device_id=self._device))
 
     @property
     def flags(self) -> Any:
@@ -265,9 +280,13 @@ class ndarray:
         return len(self._host)
 
     def __getitem__(self, index: Any) -> ndarray:
-        return self._view(np.asarray(self._host[_wrapped(host(_indices(index)), self.shape)]))
+        found = self._view(np.asarray(self._host[_wrapped(host(_indices(index)), self.shape)]))
+        if found.base is None and found.size:
+            launch("getitem")
+        return found
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        launch("setitem")
         with np.errstate(all="ignore"):
             self._host[_wrapped(host(_indices(index)), self.shape)] = host(value)
 
@@ -275,19 +294,25 @@ class ndarray:
     def astype(self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True) -> Any:
         if not copy and self.dtype == dtype:
             return self
+        launch("astype")
         return device(_call(lambda x: x.astype(dtype, order), (self,), {}))
 
     def copy(self, order: str = "C") -> ndarray:
+        launch("copy")
         return ndarray._of(self._host.copy(order))
 
     def fill(self, value: Any) -> None:
+        launch("fill")
         self._host.fill(host(value))
 
     def view(self, dtype: Any) -> ndarray:
         return self._view(self._host.view(dtype))
 
     def reshape(self, *shape: Any) -> ndarray:
-        return self._view(self._host.reshape(*shape))
+        found = self._view(self._host.reshape(*shape))
+        if found.base is None and found.size:
+            launch("copy")
+        return found
 
     def transpose(self, *axes: Any) -> ndarray:
         return self._view(self._host.transpose(*axes))
@@ -349,6 +374,8 @@ def _function(name: str, allowed: set[str]) -> Any:
             raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
         if name in WAITING:
             wait()
+        if name not in SILENT:
+            launch(name)
         out = kwargs.pop("out", None)
         run = cublas.product if name == "matmul" else getattr(np, name)
         result = _call(run if out is None else functools.partial(run, out=out._host), args, kwargs)
@@ -391,10 +418,13 @@ def _operator(name: str) -> Any:
     def operate(self: ndarray, *others: Any) -> Any:
         if any(type(other).__module__.startswith("minigrad") or hasattr(other, "_requires_grad") for other in others):
             return NotImplemented
+        if plain != "matmul":
+            launch(plain)
         result = _call(lambda x, *y: getattr(x, name)(*y), (self, *others), {})
         return result if result is NotImplemented else device(result)
 
     def in_place(self: ndarray, other: Any) -> Any:
+        launch(plain)
         _call(lambda x, y: getattr(x, name)(y), (self, other), {})
         return self
 
@@ -495,10 +525,21 @@ class Device:
         wait()
 
 
+class Event:
+    """A moment on the stream, which here is that of its recording."""
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        wait()
+
+
 def array(obj: Any, dtype: Any = None, copy: bool = True, order: str = "K") -> ndarray:
     """A new array of the current device, from one of any device or of the host."""
     if isinstance(obj, list | tuple) and any(isinstance(part, ndarray) for part in obj):
         obj = [part._host for part in obj]
+    launch("copy" if isinstance(obj, ndarray) else "upload")
     found = np.array(obj._host if isinstance(obj, ndarray) else obj, dtype=dtype, order=order)
     if found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16":
         raise ValueError(f"Unsupported dtype {found.dtype}")
@@ -515,6 +556,8 @@ def asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, b
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
     """The array itself where it lies in row order; at least one axis."""
     found = np.ascontiguousarray(host(a), dtype)
+    if found is not host(a):
+        launch("copy")
     return a if found is host(a) else a._view(found)
 
 
@@ -560,10 +603,11 @@ class RawModule:
     def get_function(self, name: str) -> Any:
         run = kernels.load(self.code, self.options, name)
 
-        def launch(grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
+        def call(grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
+            launch(name)
             run(grid, block, [value._host if isinstance(value, ndarray) else value for value in args])
 
-        return launch
+        return call
 
 
 def sliding_window_view(x: Any, window_shape: Any, axis: Any = None) -> ndarray:
@@ -598,7 +642,10 @@ def _module() -> Any:
             runtimeGetVersion=lambda: 0,
         ),
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        get_allocator=lambda: allocator,
         set_allocator=set_allocator,
+        Event=Event,
+        get_elapsed_time=lambda start, end: 1e3 * (end.at - start.at),
         cublas=cublas,
     )
     module._core = types.SimpleNamespace(_routines_linalg=cublas.Products)

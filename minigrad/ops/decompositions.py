@@ -144,6 +144,16 @@ def qr(x: Array, mode: str = "reduced") -> Any:
 # ---- values that are apart ------------------------------------------------------------------------------------------
 
 
+def _unit(values: Array) -> Array:
+    """A power of two near the largest of ``values`` (..., n), as (..., 1): slopes in this unit can't overflow.
+
+    An infinite one would make NaN of the gradient 0 of vectors that nobody used.
+    """
+    xp, raw = array_module(values), array_of(values)
+    largest = abs(raw).max(-1, keepdims=True) if raw.size else raw[..., :1]
+    return xp.ldexp(xp.ones_like(largest), xp.frexp(largest)[1] - 1)
+
+
 def _slopes(values: Array, x: Array, *gradients: Array) -> Array:
     """``1 / (λⱼ - λᵢ)`` for vectors i and j, 0 on the diagonal and for two that no gradient reaches and none need.
 
@@ -187,7 +197,8 @@ def eigen(x: Array, lower: bool = True) -> tuple[Array, Array]:
 def _eigen_rule(g: Any, x: Array, out: Any, lower: bool) -> Array:
     """``V (diag(gλ) + F ∘ Vᵀ gV) Vᵀ`` with ``Fᵢⱼ = 1 / (λⱼ - λᵢ)``."""
     (values, v), (g_values, gv) = out, g
-    turned = _slopes(values, x, gv) * matmul(mT(v), gv)
+    unit = _unit(values)
+    turned = _slopes(values / unit, x, gv) * matmul(mT(v), gv) / of_rows(unit)
     inner = where(identity(v), of_columns(g_values), turned)
     return to_triangle(matmul(matmul(v, inner), mT(v)), x, lower)
 
@@ -270,7 +281,9 @@ def _real_eigen_rule(g: Any, x: Array, out: Any) -> Array:
         hint = "the derivatives of its eigenvalues are infinite"
         raise LinAlgError("a matrix with as many eigenvectors as rows, for a gradient", "a defective one", hint)
     gv = gv - v * of_columns(sum(v * gv, -2))
-    inner = where(identity(v), of_columns(g_values), _slopes(values, x, gv) * matmul(mT(v), gv))
+    unit = _unit(values)
+    turned = _slopes(values / unit, x, gv) * matmul(mT(v), gv) / of_rows(unit)
+    inner = where(identity(v), of_columns(g_values), turned)
     return solve_columns(mT(v), matmul(inner, mT(v)))
 
 
@@ -341,11 +354,13 @@ def _singular_rule(g: Any, x: Array, out: Any) -> Array:
     k = s.shape[-1]
     _refuse_beyond(k, gu, mT(gvh))
     u, gu, v, gv = u[..., :k], gu[..., :k], mT(vh)[..., :k], mT(gvh)[..., :k]
-    slopes, nonzero = _slopes(s, x, gu, gv), apart_from_zero(s, x)
-    total = of_columns(s) + of_rows(s)
+    unit = _unit(s)
+    scaled, nonzero = s / unit, apart_from_zero(s, x)
+    slopes, total = _slopes(scaled, x, gu, gv), of_columns(scaled) + of_rows(scaled)
     slopes = slopes / where(array_of(slopes) == 0, 1, total)
     left, right = matmul(mT(u), gu), matmul(mT(v), gv)
-    inner = slopes * (left - mT(left)) * of_columns(s) + of_rows(s) * slopes * (right - mT(right))
+    inner = slopes * (left - mT(left)) * of_columns(scaled) + of_rows(scaled) * slopes * (right - mT(right))
+    inner = inner / of_rows(unit)
     inner = where(identity(inner), of_columns(where(nonzero, gs, 0)), inner)
     found = matmul(matmul(u, inner), mT(v))
     if u.shape[-2] > k:

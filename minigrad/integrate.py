@@ -116,7 +116,8 @@ def odeint(
              float64, on the CPU alone
 
     Gradients flow to y0, t and args by the adjoint equation, which costs about two more solutions for each time, and
-    their derivatives likewise. They are as exact as the tolerances. Where LSODA gives up, ArgumentError.
+    their derivatives likewise. They are as exact as the tolerances. Where LSODA gives up, ArgumentError; so it does on
+    the way back through a decay by e^-100 between two times, which is growth then: more times in between help.
 
     >>> y = odeint(lambda y, t: -y, np.ones(1), np.array([0.0, 1.0]))
     >>> print(y[-1].round(6))

@@ -81,6 +81,15 @@ def test_dtypes(dtype: str) -> None:
     np.testing.assert_allclose(y0.grad, 1 + scipy.linalg.expm(A).sum(0), rtol=2e-3)
 
 
+def test_fast_decay_needs_times_in_between() -> None:
+    """Of ``e^(-k t)``: run back it grows, by e^100 from one end to the other."""
+    slope = lambda k, times: mg.grad(lambda k: odeint(lambda y, t, k: -k * y, np.ones(1), times, (k,)).sum())(k).item()
+    times = np.linspace(0.0, 1.0, 101)
+    np.testing.assert_allclose(slope(np.array(100.0), times), -(times * np.exp(-100 * times)).sum(), rtol=1e-5)
+    with pytest.raises(ArgumentError, match="LSODA can follow"):
+        slope(np.array(100.0), times[[0, -1]])
+
+
 def test_refusals() -> None:
     t, w = np.array([0.0, 1.0]), mg.Tensor(2.0, requires_grad=True)
     with pytest.raises(GraphError, match="one that func reads from outside"):

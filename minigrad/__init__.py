@@ -8,7 +8,7 @@
 [2. 4. 6.]
 """
 
-from minigrad import backend, cuda, distributed, errors, functional, linalg, ops, random, special, stats
+from minigrad import backend, cuda, distributed, errors, functional, integrate, linalg, ops, random, special, stats
 from minigrad.autocast import autocast
 from minigrad.checkpointing import checkpoint
 from minigrad.creation import (
@@ -59,7 +59,7 @@ __all__ = [
     "autocast", "backend", "checkpoint", "cuda", "detect_anomaly", "distributed", "draw", "elementwise",
     "elementwise_grad", "enable_grad", "errors",
     "eye", "from_dlpack", "full", "full_like", "functional", "fused", "get_num_threads", "grad", "gradcheck",
-    "gradgradcheck", "hessian", "hvp", "i0", "is_compiled", "is_grad_enabled", "jacobian", "jvp", "linalg",
+    "gradgradcheck", "hessian", "hvp", "i0", "integrate", "is_compiled", "is_grad_enabled", "jacobian", "jvp", "linalg",
     "linspace", "load", "load_metadata", "log_softmax", "matrix_transpose", "memory_summary", "no_grad", "ones",
     "ones_like", "parallel", "primitive", "profile", "random", "sample", "save", "set_compiled", "set_num_threads",
     "softmax", "special", "stats", "tensor", "track_memory", "value_and_grad", "vjp", "zeros", "zeros_like",

@@ -303,6 +303,19 @@ def to_gpu_of_any(array: Array, others: Iterable[Any]) -> Array:
     return next((to_device(array, device_of(other)) for other in gpus), array)
 
 
+def as_arrays(*values: Any) -> tuple[Any, ...]:
+    """The values, numbers among them as arrays of shape (), in the dtype that NumPy gives them beside the others.
+
+    >>> [x.dtype.name for x in as_arrays(np.float32([1.0]), 2.0)]
+    ['float32', 'float32']
+    """
+    numbers = [isinstance(v, int | float) for v in values]
+    if not any(numbers):
+        return values
+    xp, beside = array_module(*values), [v if n else v.dtype for v, n in zip(values, numbers, strict=True)]
+    return tuple(xp.asarray(v, np.result_type(*beside, v)) if n else v for v, n in zip(values, numbers, strict=True))
+
+
 def to_numpy(array: Any) -> NDArray:
     """``array`` as a NumPy array, copied only from a GPU."""
     return array.get() if is_on_gpu(array) else np.asarray(array)

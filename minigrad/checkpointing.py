@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from minigrad import random
@@ -34,6 +36,21 @@ def alike(given: Any, results: Sequence[Any]) -> Any:
     return type(given)(*results) if hasattr(given, "_fields") else type(given)(results)
 
 
+Surrounding = Callable[[], AbstractContextManager[Any]]
+_surroundings: ContextVar[tuple[Surrounding, ...]] = ContextVar("surroundings", default=())
+
+
+@contextmanager
+def within(surrounding: Surrounding) -> Iterator[None]:
+    """Enter ``surrounding()``, also when a function that ``checkpoint`` runs inside of it runs once more."""
+    token = _surroundings.set((*_surroundings.get(), surrounding))
+    try:
+        with surrounding():
+            yield
+    finally:
+        _surroundings.reset(token)
+
+
 class _Recompute:
     """The primitive of a checkpoint: its backward rule runs the function again and differentiates that.
 
@@ -41,6 +58,8 @@ class _Recompute:
              which would keep its own history alive
     edges    what the results were made from, arguments or not
     drawn    the states of the generator before and after the function ran
+
+    It runs in the precision and in the surroundings of now.
     """
 
     name = label = "checkpoint"
@@ -52,7 +71,7 @@ class _Recompute:
         self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], drawn: tuple[Any, Any]
     ) -> None:
         self.fn, self.sources, self.edges, self.reads, self.drawn = fn, sources, edges, reads, drawn
-        self.precision = current_mode().autocast
+        self.precision, self.surroundings = current_mode().autocast, _surroundings.get()
         self.position = {f"input {i}": i for i in range(len(edges))}
 
     def argument(self, position: int) -> str:
@@ -67,7 +86,9 @@ class _Recompute:
         hooks = [len(holder._hooks or ()) for holder in holders]
         random.set_state(self.drawn[0])
         try:
-            with enable_grad(), autocast(self.precision or "float32"), RunsAgain():
+            with enable_grad(), autocast(self.precision or "float32"), RunsAgain(), ExitStack() as stack:
+                for surrounding in self.surroundings:
+                    stack.enter_context(within(surrounding))
                 args = [rewrap_value(a, *source) for a, source in zip(node.residuals, self.sources, strict=True)]
                 outs = several(self.fn(*args))
             self.compare(node, outs, start)

@@ -27,16 +27,20 @@ from minigrad.messages.habits import module_names
 from minigrad.ops import kron, matmul, tensordot
 from minigrad.ops.decompositions import (
     EighResult,
+    EigResult,
     QRResult,
     SVDResult,
     cholesky,
+    eig,
     eigh,
+    eigvals,
     eigvalsh,
     qr,
     svd,
     svdvals,
 )
 from minigrad.ops.linalg import cross, vecdot
+from minigrad.ops.matrix_equations import solve_banded, solve_sylvester, sqrtm
 from minigrad.ops.matrix_functions import (
     cond,
     det,
@@ -54,10 +58,11 @@ from minigrad.ops.solving import SlogdetResult, inv, slogdet, solve, solve_trian
 
 # fmt: off
 __all__ = [
-    "EighResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "cross", "det", "diagonal", "eigh",
-    "eigvalsh", "expm", "inv", "kron", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
-    "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd",
-    "svdvals", "tensordot", "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
+    "EigResult", "EighResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "cross", "det", "diagonal",
+    "eig", "eigh", "eigvals", "eigvalsh", "expm", "inv", "kron", "lstsq", "matmul", "matrix_norm", "matrix_power",
+    "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "solve_banded",
+    "solve_sylvester", "solve_triangular", "sqrtm", "svd", "svdvals", "tensordot", "tensorinv", "tensorsolve", "trace",
+    "vecdot", "vector_norm",
 ]
 # fmt: on
 

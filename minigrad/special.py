@@ -2,7 +2,8 @@
 
 Values need SciPy (``pip install -e '.[scipy]'``), which is imported when one of these functions is called; derivatives
 are minigrad's own. An argument without a closed derivative, such as the order of ``jn``, is refused when its gradient
-is asked for, by name; so are, on a GPU, the functions that CuPy lacks: ``jn``, ``iv``, ``ive`` and ``stdtr``.
+is asked for, by name; so are, on a GPU, the functions that CuPy lacks: ``jn``, ``iv``, ``ive``, ``stdtr`` and
+``gammasgn``.
 
 >>> import minigrad as mg
 >>> x = mg.Tensor([0.5, 3.0], requires_grad=True)

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from minigrad import linalg
-from minigrad.backend import Array, array_module, array_of, is_floating
+from minigrad.backend import Array, array_module, array_of, as_arrays, is_floating
 from minigrad.engine.registry import Composite, register, sample
-from minigrad.errors import ArgumentError, ShapeError
+from minigrad.errors import ArgumentError, LinAlgError, ShapeError
 from minigrad.messages.explain import describe, explained, wrong_call
 from minigrad.ops import special as s
 from minigrad.ops._special import floating
@@ -56,14 +56,6 @@ def _log(p: Array, rest: Array) -> Array:
     """The logarithm of a probability and of 1 less the rest, the smaller of which is exact; no gradient at -∞."""
     nothing, likely = p == 0, p > 0.5
     return where(nothing, -math.inf, where(likely, log1p(-where(likely, rest, 0)), log(where(nothing | likely, 1, p))))
-
-
-def _number(value: Any, like: Any) -> Any:
-    """A parameter that is a plain number, as an array that widens no other."""
-    if not isinstance(value, int | float):
-        return value
-    dtype = getattr(like, "dtype", np.dtype(np.float64))
-    return array_module(like).asarray(value, dtype=dtype if is_floating(dtype) else np.float64)
 
 
 class Family:
@@ -125,13 +117,15 @@ class Family:
             x = x.detach() if hasattr(x, "detach") else x
         if getattr(getattr(x, "dtype", None), "kind", "f") in "biu":
             x = x.astype(floating([array_of(v) for v in (*shapes, loc, scale)]) or np.float64)
+        given = [float(v) if isinstance(v, int) else v for v in (x, *shapes, loc, scale)]
+        x, *shapes, loc, scale = as_arrays(*given)  # type: ignore[assignment]
         wrong: Any = False
         for value in (*shapes, scale):
             wrong = wrong | (array_of(value) >= 0 if self.discrete else array_of(value) > 0) ^ True
-        *safe, scale = [where(wrong, 1, _number(value, x)) for value in (*shapes, scale)]
+        *safe, scale = [where(wrong, 1, value) for value in (*shapes, scale)]
         z = (x - loc) / scale
         below, above = array_of(z) < least, array_of(z) > largest
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(over="ignore", under="ignore", divide="ignore"):  # at the end of a support
             result = function(where(below | above | wrong, between, z), *safe)
             result = result - log(scale) if method == "logpdf" else result / scale if method == "pdf" else result
         low, high = OUTSIDE[method]
@@ -251,9 +245,11 @@ def _dirichlet(x: Array, alpha: Array) -> Array:
 
 
 def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1, allow_singular: bool = False) -> Array:
-    """Logarithm of the density at x, of shape (..., k); ``cov`` is a matrix, a vector of variances or one for all."""
-    if allow_singular:
-        raise ArgumentError("allow_singular=False", repr(allow_singular), "a singular cov has no derivative")
+    """Logarithm of the density at x, of shape (..., k); ``cov`` is a matrix, a vector of variances or one for all.
+
+    With ``allow_singular`` a cov of lower rank has the density of the space that it spans, which is 0 elsewhere; there
+    is no derivative by such a cov.
+    """
     x = x if hasattr(x, "ndim") else np.asarray(x, np.float64)
     k = x.shape[-1] if x.ndim else 0
     if not x.ndim or np.shape(mean) not in ((), (k,)) or np.shape(cov) not in ((), (k,), (k, k)):
@@ -262,11 +258,31 @@ def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1, allow_sin
     dtype = x.dtype if is_floating(x.dtype) else np.float64
     eye = array_module(x).eye(k, dtype=dtype)
     matrix = (cov + swapaxes(cov, -1, -2)) / 2 if np.ndim(cov) == 2 else eye * cov
-    factor = linalg.cholesky(matrix)
     centred = x - (0.0 if mean is None else mean)
+    if allow_singular and (found := _degenerate(centred, matrix)) is not None:
+        return found
+    factor = linalg.cholesky(matrix)
     rows = linalg.solve_triangular(factor, transpose(reshape(centred, (-1, k))), lower=True)
     square = reshape(_sum(rows * rows, 0), x.shape[:-1])
     return -0.5 * (square + k * math.log(2 * math.pi)) - _sum(log(diagonal(factor)))
+
+
+def _degenerate(x: Array, cov: Array) -> Array | None:
+    """``logpdf`` for a singular ``cov``, by its eigenvalues; None for a regular one. The limits are SciPy's."""
+    values, vectors = linalg.eigh(array_of(cov))
+    least = (1e6 * 2.0**-52 if values.dtype == np.float64 else 1e3 * 2.0**-23) * abs(values).max(initial=0)
+    if (values < -least).any():
+        raise ArgumentError("a cov without negative eigenvalues", describe(cov), "it is the mean of (x - m)(x - m)ᵀ")
+    spanned = values > least
+    if spanned.all():
+        return None
+    if getattr(cov, "requires_grad", False):
+        hint = "cov + 1e-6 * eye(k) is regular"
+        raise LinAlgError("a regular cov, for a gradient by it", "a singular one", hint)
+    inside = ((array_of(x) @ vectors[:, ~spanned]) ** 2).sum(-1) < (1e3 * least) ** 2
+    z = x @ (vectors[:, spanned] / values[spanned] ** 0.5)
+    constant = int(spanned.sum()) * math.log(2 * math.pi) + float(array_module(values).log(values[spanned]).sum())
+    return where(inside, -0.5 * (_sum(z * z, -1) + constant), -math.inf)
 
 
 def _entropy(mean: Array = None, cov: Array = 1) -> Array:

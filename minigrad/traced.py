@@ -155,7 +155,7 @@ def _results(out: Any) -> list[tuple[str, Any]]:
 
 def _result(value: Any) -> Tensor:
     """A result as a Tensor. A number of Python is a constant; an array may have been computed beside the graph."""
-    if type(value) in (int, float, bool):  # which no number of NumPy is
+    if type(value) in (int, float):  # which no number of NumPy is
         return asarray(value)
     if not isinstance(value, Tensor):
         hint = "compute with minigrad, not with .data or NumPy alone; has_aux=True is for what is not differentiated"

@@ -1,6 +1,7 @@
 """Containers of arrays: dicts, lists, tuples, named ones too, and dataclasses, nested as one likes.
 
-A *leaf* is a Tensor, an array or a number, or a list of nothing but numbers, which is an array everywhere in minigrad.
+A *leaf* is a Tensor, an array or a number, or nested lists of numbers, which are an array everywhere in minigrad if all
+rows have one length.
 What else stands in a container, such as a string or None, belongs to its form.
 """
 
@@ -31,7 +32,16 @@ def is_leaf(value: Any) -> bool:
 
 
 def _is_numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, int | float) or _is_numbers(v) for v in value)
+    return isinstance(value, list) and bool(value) and _shape(value) is not None
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of nested lists of numbers, or of a number; None of anything else, such as rows of several lengths."""
+    if not isinstance(value, list):
+        return () if isinstance(value, int | float) else None
+    rows = {_shape(row) for row in value}
+    (row,) = rows if len(rows) == 1 else (None,)
+    return None if row is None else (len(value), *row)
 
 
 def parts(value: Any) -> list[tuple[str, Any]] | None:

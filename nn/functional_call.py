@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from minigrad import Tensor, asarray
 from minigrad.backend import is_array
+from minigrad.checkpointing import within
 from minigrad.errors import CallError, StateError
 from minigrad.messages.explain import describe
 from .module import HINTS, Module, _listed
@@ -35,12 +38,19 @@ def functional_call(module: Module, parameters: Mapping[str, Any], *args: Any, *
         raise CallError("a module, and a dict of its parameters", got, hint)
     places = _places(module)
     given = _checked(module, parameters, places)
+    with within(functools.partial(_in_place, given, places)):
+        return module(*args, **kwargs)
+
+
+@contextmanager
+def _in_place(given: Mapping[str, Tensor], places: Mapping[str, Any]) -> Iterator[None]:
+    """The given tensors in the places of a module's own, which come back afterwards."""
     before = [(attributes, key, attributes[key]) for name in given for attributes, key in places[name]]
     try:
         for name, value in given.items():
             for attributes, key in places[name]:
                 attributes[key] = value
-        return module(*args, **kwargs)
+        yield
     finally:
         for attributes, key, value in before:
             attributes[key] = value

@@ -24,7 +24,7 @@ LAYERS = [
     ["trees", "forward", "rows"],
     ["traced"],
     ["functional"],
-    ["testing"],
+    ["testing", "integrate"],
     ["bundled_packages"],
     ["nn", "optim"],
 ]

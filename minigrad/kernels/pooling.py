@@ -59,16 +59,12 @@ def _grid(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ce
     if any(2 * p > k for p, k in zip(pads, kernel, strict=True)):
         raise ArgumentError("padding of at most half of the window", f"padding={padding}, kernel_size={kernel_size}",
                             "else a window would see padding alone")  # fmt: skip
-    grid = make_grid(x.shape[-count:], kernel, kernel if stride is None else stride, pads, dilation)
-    if ceil_mode:
-        grid = grid._replace(out=tuple(map(_ceiled, grid.sizes, pads, grid.spans(), grid.stride)))
-    return Pooled(*grid)
-
-
-def _ceiled(n: int, pad: int, span: int, stride: int) -> int:
-    """The number of windows, one that begins within the array and ends behind it included."""
-    out = -(-(n + 2 * pad - span) // stride) + 1
-    return out - 1 if (out - 1) * stride >= n + pad else out
+    steps = spread_out(kernel if stride is None else stride, count, "stride")
+    sizes = x.shape[-count:]
+    room = [s - 1 if ceil_mode and n else 0 for n, s in zip(sizes, steps, strict=True)]  # for windows that end later
+    grid = make_grid(sizes, kernel, steps, tuple((p, p + r) for p, r in zip(pads, room, strict=True)), dilation)
+    begun = [-(-(n + p) // s) for n, p, s in zip(grid.sizes, pads, steps, strict=True)]  # windows in array or padding
+    return Pooled(*grid._replace(out=tuple(map(min, grid.out, begun))) if ceil_mode else grid)
 
 
 def _windows(x: Any, grid: Pooled, fill: Any) -> Any:

@@ -21,14 +21,20 @@ from minigrad.ops._erf import gaussian_of
 # ---- values of SciPy and CuPy ----------------------------------------------------------------------------------------
 
 
-def library(on_gpu: bool = False) -> Any:
-    """The module ``scipy.special``, or CuPy's, imported at the first use."""
-    name = "cupyx.scipy.special" if on_gpu else "scipy.special"
+def library(on_gpu: bool = False, part: str = "special") -> Any:
+    """The module ``scipy.special``, CuPy's, or another ``part`` of SciPy, imported at the first use."""
+    name, work = f"{'cupyx.' * on_gpu}scipy.{part}", "the special functions" if part == "special" else "this function"
     try:
         return importlib.import_module(name)
     except ImportError as error:
         hint = f"pip install -e '.[{'cuda' if on_gpu else 'scipy'}]' in the folder of minigrad"
-        raise MissingPackageError(f"{name}, which computes the special functions", str(error), hint) from error
+        raise MissingPackageError(f"{name}, which computes {work}", str(error), hint) from error
+
+
+def lacking(name: str, before: str = "") -> DeviceError:
+    """The error for a function that CuPy hasn't, or hasn't ``before`` some version."""
+    got = f"an array on a GPU: CuPy has no such function{before}"
+    return DeviceError(f"arrays on the CPU for {name}", got, "x.to('cpu')")
 
 
 def evaluate(name: str, *args: Any) -> Any:
@@ -40,9 +46,7 @@ def evaluate(name: str, *args: Any) -> Any:
     xp = array_module(*args)
     function = getattr(library(xp is not np), name, None)
     if function is None:
-        raise DeviceError(
-            f"arrays on the CPU for {name}", "an array on a GPU: CuPy has no such function", "x.to('cpu')"
-        )
+        raise lacking(name)
     dtype = floating(args)
     if dtype is None:
         return function(*args)

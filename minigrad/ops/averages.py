@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, accumulator, array_module, array_of, to_numpy
+from minigrad.backend import Array, Axes, accumulator, array_module, array_of, as_arrays, to_numpy
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.explain import describe
@@ -59,7 +59,7 @@ def average(x: Array, axis: Axes = None, weights: Array | None = None, keepdims:
     """
     if weights is None:
         return mean(x, axis, keepdims)
-    w: Any = weights if hasattr(weights, "ndim") else np.asarray(weights)
+    x, w = as_arrays(x, weights)
     if w.shape != x.shape:
         axes = () if axis is None else tuple(normal_axis(a, x.ndim) for a in as_tuple(axis))
         if w.shape != tuple(x.shape[a] for a in axes):

@@ -1,4 +1,4 @@
-"""Decompositions of matrices: Cholesky, QR, eigenvalues of symmetric matrices, singular values.
+"""Decompositions of matrices: Cholesky, QR, eigenvalues, singular values.
 
 Formulas: M. Seeger, A. Hetzel, Z. Dai, N. Lawrence, "Auto-Differentiating Linear Algebra", 2017, for Cholesky, QR and
 eigenvectors; J. Townsend, "Differentiating the Singular Value Decomposition", 2016; for eigenvalues and singular values
@@ -21,12 +21,14 @@ from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, LinAlgError
 from minigrad.messages.explain import describe
 from minigrad.ops._matrices import dominant, identity, lapack, mT, of_columns, of_rows, to_triangle
+from minigrad.ops._special import lacking
 from minigrad.ops.linalg import matmul
 from minigrad.ops.piecewise import where
+from minigrad.ops.reduce import sum
 from minigrad.ops.shape import pad, tril
-from minigrad.ops.solving import substitute
+from minigrad.ops.solving import solve_columns, substitute
 
-__all__ = ["cholesky", "eigh", "eigvalsh", "qr", "svd", "svdvals"]
+__all__ = ["cholesky", "eig", "eigh", "eigvals", "eigvalsh", "qr", "svd", "svdvals"]
 
 _square = [sample((3, 3)), sample((2, 3, 3)), sample((1, 1))]
 _any = [sample((3, 3)), sample((4, 2)), sample((2, 3)), sample((2, 4, 3))]
@@ -142,6 +144,16 @@ def qr(x: Array, mode: str = "reduced") -> Any:
 # ---- values that are apart ------------------------------------------------------------------------------------------
 
 
+def _unit(values: Array) -> Array:
+    """A power of two near the largest of ``values`` (..., n), as (..., 1): slopes in this unit can't overflow.
+
+    An infinite one would make NaN of the gradient 0 of vectors that nobody used.
+    """
+    xp, raw = array_module(values), array_of(values)
+    largest = abs(raw).max(-1, keepdims=True) if raw.size else raw[..., :1]
+    return xp.ldexp(xp.ones_like(largest), xp.frexp(largest)[1] - 1)
+
+
 def _slopes(values: Array, x: Array, *gradients: Array) -> Array:
     """``1 / (λⱼ - λᵢ)`` for vectors i and j, 0 on the diagonal and for two that no gradient reaches and none need.
 
@@ -185,7 +197,8 @@ def eigen(x: Array, lower: bool = True) -> tuple[Array, Array]:
 def _eigen_rule(g: Any, x: Array, out: Any, lower: bool) -> Array:
     """``V (diag(gλ) + F ∘ Vᵀ gV) Vᵀ`` with ``Fᵢⱼ = 1 / (λⱼ - λᵢ)``."""
     (values, v), (g_values, gv) = out, g
-    turned = _slopes(values, x, gv) * matmul(mT(v), gv)
+    unit = _unit(values)
+    turned = _slopes(values / unit, x, gv) * matmul(mT(v), gv) / of_rows(unit)
     inner = where(identity(v), of_columns(g_values), turned)
     return to_triangle(matmul(matmul(v, inner), mT(v)), x, lower)
 
@@ -238,6 +251,75 @@ def eigvalsh(x: Array, UPLO: str = "L") -> Array:
     return eigenvalues(x, _is_lower(UPLO))
 
 
+# ---- any square matrix ----------------------------------------------------------------------------------------------
+
+
+class EigResult(NamedTuple):
+    """The result of ``eig``, with NumPy's names."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+@primitive(part_of="eig", precision="wide", samples=_square, domain=dominant, stacks=True, torch=False)
+@lapack
+def real_eigen(x: Array) -> tuple[Array, Array]:
+    """The results of ``eig``."""
+    if array_module(x) is not np:
+        raise lacking("eig", " before version 14")
+    values, vectors = np.linalg.eig(x)
+    if values.dtype.kind == "c":
+        hint = "complex numbers are out of scope; eigh takes symmetric matrices, whose eigenvalues are real"
+        raise LinAlgError("matrices with real eigenvalues", "complex ones", hint)
+    return values, vectors
+
+
+def _real_eigen_rule(g: Any, x: Array, out: Any) -> Array:
+    """``V⁻ᵀ (diag(gλ) + F ∘ Vᵀ g') Vᵀ``, where g' is gV less its parts along the vectors, which keep the length 1."""
+    (values, v), (g_values, gv) = out, g
+    if v.shape[-1] and (svdvals(array_of(v))[..., -1] < rounding(x) ** 0.5).any():
+        hint = "the derivatives of its eigenvalues are infinite"
+        raise LinAlgError("a matrix with as many eigenvectors as rows, for a gradient", "a defective one", hint)
+    gv = gv - v * of_columns(sum(v * gv, -2))
+    unit = _unit(values)
+    turned = _slopes(values / unit, x, gv) * matmul(mT(v), gv) / of_rows(unit)
+    inner = where(identity(v), of_columns(g_values), turned)
+    return solve_columns(mT(v), matmul(inner, mT(v)))
+
+
+real_eigen.defvjp(_real_eigen_rule)
+
+
+def _torch_eig(t: Any, x: Any) -> Any:
+    values, vectors = t.linalg.eig(x)
+    return values.real, vectors.real
+
+
+@composite(samples=_square, domain=dominant, numpy="linalg.eig", torch=_torch_eig)
+def eig(x: Array) -> EigResult:
+    """``A V = V diag(λ)`` of matrices (..., n, n) with real eigenvalues, and eigenvectors of length 1, V's columns.
+
+    Order and signs are LAPACK's. Complex eigenvalues raise LinAlgError, and so does the gradient of a matrix that has
+    fewer eigenvectors than rows. On the CPU alone. Formula: Giles, with the derivative of the length taken off.
+
+    >>> values, vectors = eig(np.array([[2.0, 1.0], [0.0, 3.0]]))
+    >>> print(values)
+    [2. 3.]
+    """
+    return EigResult(*real_eigen(x))
+
+
+@composite(samples=_square, domain=dominant, numpy=lambda n, x: n.linalg.eig(x).eigenvalues,
+           torch=lambda t, x: t.linalg.eig(x)[0].real)  # fmt: skip
+def eigvals(x: Array) -> Array:
+    """The eigenvalues (..., n) of matrices that have real ones; of equal ones the sum is differentiable.
+
+    >>> print(eigvals(np.array([[2.0, 1.0], [0.0, 3.0]])))
+    [2. 3.]
+    """
+    return real_eigen(x)[0]
+
+
 # ---- singular values ------------------------------------------------------------------------------------------------
 
 
@@ -272,11 +354,13 @@ def _singular_rule(g: Any, x: Array, out: Any) -> Array:
     k = s.shape[-1]
     _refuse_beyond(k, gu, mT(gvh))
     u, gu, v, gv = u[..., :k], gu[..., :k], mT(vh)[..., :k], mT(gvh)[..., :k]
-    slopes, nonzero = _slopes(s, x, gu, gv), apart_from_zero(s, x)
-    total = of_columns(s) + of_rows(s)
+    unit = _unit(s)
+    scaled, nonzero = s / unit, apart_from_zero(s, x)
+    slopes, total = _slopes(scaled, x, gu, gv), of_columns(scaled) + of_rows(scaled)
     slopes = slopes / where(array_of(slopes) == 0, 1, total)
     left, right = matmul(mT(u), gu), matmul(mT(v), gv)
-    inner = slopes * (left - mT(left)) * of_columns(s) + of_rows(s) * slopes * (right - mT(right))
+    inner = slopes * (left - mT(left)) * of_columns(scaled) + of_rows(scaled) * slopes * (right - mT(right))
+    inner = inner / of_rows(unit)
     inner = where(identity(inner), of_columns(where(nonzero, gs, 0)), inner)
     found = matmul(matmul(u, inner), mT(v))
     if u.shape[-2] > k:

@@ -6,23 +6,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, is_array
+from minigrad.backend import Array, array_module, array_of, as_arrays, is_array
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.arguments import as_int, as_operand, normal_axis
 from minigrad.messages.explain import describe
+from minigrad.ops.index import take
 from minigrad.ops.piecewise import astype, where
 from minigrad.ops.shape import broadcast_to, concatenate, flip, moveaxis, ravel, reshape, split, stack
 
 # fmt: off
 __all__ = [
-    "append", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "column_stack", "dsplit", "dstack",
-    "fliplr", "flipud", "hsplit", "hstack", "rollaxis", "select", "unstack", "vsplit", "vstack",
+    "append", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "c_", "column_stack", "dsplit", "dstack",
+    "fliplr", "flipud", "hsplit", "hstack", "r_", "rollaxis", "select", "unstack", "vsplit", "vstack",
 ]
 # fmt: on
 
@@ -164,8 +166,7 @@ def append(x: Array, values: Array, axis: int | None = None) -> Array:
     [1. 2. 3.]
     """
     if axis is None:
-        more: Any = values if hasattr(values, "ndim") else array_module(array_of(x)).asarray(values)
-        return concatenate([ravel(x), ravel(more)])
+        return concatenate([ravel(part) for part in as_arrays(x, values)])
     return concatenate([x, values], axis)
 
 
@@ -298,3 +299,39 @@ def select(condlist: Sequence[Array], choicelist: Sequence[Array], default: Arra
     for condition, choice in zip(conditions[::-1], choices[::-1], strict=True):
         result = where(condition, choice, result)
     return result
+
+
+class Joiner:
+    """``r_[…]`` or ``c_[…]`` with tensors among the parts, along the first axis or as columns; slices are ranges.
+
+    >>> print(r_[np.array([1.0, 2.0]), 0, 3:5])
+    [1. 2. 0. 3. 4.]
+    """
+
+    def __init__(self, numpy: Any) -> None:
+        self._numpy = numpy
+
+    def __getitem__(self, key: Any) -> Any:
+        """NumPy joins the places of the elements in one long row, from which they then are taken."""
+        places: list[Any] = []
+        parts: list[Any] = []
+        start = 0
+        for part in key if isinstance(key, tuple) else (key,):
+            if isinstance(part, str):
+                if part in ("r", "c"):
+                    raise ArgumentError("axes, such as '0,2'", repr(part), "it makes an np.matrix")
+                places.append(part)
+                continue
+            parts.append(np.r_[part] if isinstance(part, slice) else as_operand(part, "a part"))
+            shape = np.shape(array_of(parts[-1]))
+            places.append(np.arange(start, start := start + math.prod(shape)).reshape(shape))
+        try:
+            joined = self._numpy[tuple(places)]
+        except ValueError as error:
+            got = f"{', '.join(map(describe, parts))}: {error}"
+            raise ShapeError("parts that fit together", got, "'0,2' in front stands for axis 0, of 2 axes") from None
+        row = concatenate([ravel(x) for x in as_arrays(*parts)])
+        return take(row, array_module(array_of(row)).asarray(joined))
+
+
+r_, c_ = Joiner(np.r_), Joiner(np.c_)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, is_half
+from minigrad.backend import Array, array_module, array_of, as_arrays, is_half
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
@@ -181,6 +181,7 @@ def outer(x: Array, y: Array) -> Array:
     [[ 1. 10.]
      [ 2. 20.]]
     """
+    x, y = as_arrays(x, y)
     return multiply(expand_dims(ravel(x), 1), expand_dims(ravel(y), 0))
 
 
@@ -208,6 +209,7 @@ def tensordot(x: Array, y: Array, axes: Any = 2) -> Array:
     >>> tensordot(np.ones((2, 3)), np.ones((3, 4)), 1).shape
     (2, 4)
     """
+    x, y = as_arrays(x, y)
     if np.ndim(axes) == 0:
         axes = as_int(axes, "the number of axes")
         if not 0 <= axes <= min(x.ndim, y.ndim):

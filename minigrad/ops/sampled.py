@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of
+from minigrad.backend import Array, array_module, array_of, as_arrays
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
@@ -51,7 +51,7 @@ def diff(x: Array, n: int = 1, axis: int = -1, prepend: Array | None = None, app
 
     def end(value: Any) -> Array:
         one = tuple(1 if a == axis else length for a, length in enumerate(x.shape))
-        return broadcast_to(value, one) if np.ndim(array_of(value)) == 0 else value
+        return broadcast_to(as_arrays(x, value)[1], one) if np.ndim(array_of(value)) == 0 else value
 
     if prepend is not None or append is not None:
         ends = [None if v is None else end(v) for v in (prepend, append)]
@@ -175,7 +175,7 @@ def interp(
     >>> print(interp(np.array([0.5, 9.0]), np.array([0.0, 1.0]), np.array([10.0, 20.0])))
     [15. 20.]
     """
-    x, xp, fp = map(_floating, (x, xp, fp))
+    x, xp, fp = map(_floating, as_arrays(x, xp, fp))
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.shape[0]:
         raise ShapeError("points as two vectors of one length", f"{describe(xp)} and {describe(fp)}", "xp, then fp")
     if period is not None:
@@ -259,7 +259,7 @@ def convolve(x: Array, y: Array, mode: str = "full") -> Array:
     >>> print(convolve(np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 0.5])))
     [0.  1.  2.5 4.  1.5]
     """
-    x, y = (reshape(v, (1,)) if np.ndim(array_of(v)) == 0 else v for v in (x, y))
+    x, y = (reshape(v, (1,)) if np.ndim(array_of(v)) == 0 else v for v in as_arrays(x, y))
     _check_vectors(x, y)
     longer, shorter = (x, y) if x.shape[0] >= y.shape[0] else (y, x)
     return _slide(longer, flip(shorter), mode)

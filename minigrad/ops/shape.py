@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, ArrayLike, Axes, Shape, array_module
+from minigrad.backend import Array, ArrayLike, Axes, Shape, array_module, as_arrays
 from minigrad.engine.core import elementwise, primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, AxisError, ShapeError
@@ -417,6 +417,7 @@ def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
     """
     if indexing not in ("xy", "ij"):
         raise ArgumentError("indexing 'xy' or 'ij'", repr(indexing), "'ij' keeps the order of the axes")
+    arrays = tuple(as_arrays(a)[0] for a in arrays)
     n = len(arrays)
     place = list(range(n))
     if indexing == "xy" and n > 1:
@@ -501,6 +502,7 @@ def kron(x: Array, y: Array) -> Array:
     >>> print(kron(np.array([1, 10]), np.array([1, 2])))
     [ 1  2 10 20]
     """
+    x, y = as_arrays(x, y)
     ndim = builtins.max(x.ndim, y.ndim)
     a, b = (1,) * (ndim - x.ndim) + x.shape, (1,) * (ndim - y.ndim) + y.shape
     left = reshape(x, tuple(n for length in a for n in (length, 1)))

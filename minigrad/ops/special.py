@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of
+from minigrad.backend import Array, array_module, array_of, as_arrays
 from minigrad.engine.core import Primitive, elementwise
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, CallError
@@ -29,7 +29,7 @@ from minigrad.ops.elementwise import (
     sigmoid,
 )
 from minigrad.ops.more_elementwise import sinc
-from minigrad.ops.piecewise import absolute, minimum, sign, stop_gradient, where
+from minigrad.ops.piecewise import absolute, minimum, sign, stop_gradient, where, zeros_like
 from minigrad.ops.reduce import logsumexp as _logsumexp
 from minigrad.ops.reduce import max as _max
 from minigrad.ops.reduce import sum as _sum
@@ -38,8 +38,8 @@ from minigrad.ops.shape import squeeze
 # fmt: off
 __all__ = [
     "beta", "betainc", "betaln", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "expit", "gamma",
-    "gammainc", "gammaincc", "gammaln", "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1", "jn", "log_ndtr", "logit",
-    "logsumexp", "multigammaln", "ndtr", "ndtri", "polygamma", "psi", "rel_entr", "rgamma", "stdtr", "xlog1py",
+    "gammainc", "gammaincc", "gammaln", "gammasgn", "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1", "jn", "log_ndtr",
+    "logit", "logsumexp", "multigammaln", "ndtr", "ndtri", "polygamma", "psi", "rel_entr", "rgamma", "stdtr", "xlog1py",
     "xlogy", "y0", "y1", "yn", "zeta",
 ]
 # fmt: on
@@ -163,6 +163,19 @@ def gammaln(x: Array) -> Array:
     1.7918
     """
     return evaluate("gammaln", x)
+
+
+@special(domain=(-3.9, 3.0), kinks=(-3, -2, -1, 0))
+def gammasgn(x: Array) -> Array:
+    """The sign of the gamma function at each element, with the derivative 0; on the CPU alone.
+
+    >>> print(gammasgn(np.array([-1.5, -0.5, 2.0])))
+    [ 1. -1.  1.]
+    """
+    return evaluate("gammasgn", x)
+
+
+gammasgn.defvjp(lambda g: zeros_like(g))
 
 
 @special(domain=(0.3, 3.0))
@@ -550,6 +563,7 @@ def _log_of_sum(total: Array) -> Array:
 
 def _weighted_sum(a: Array, b: Array, axis: Any, keepdims: bool) -> tuple[Array, Array]:
     """``Σ b e^(a - top)`` and the largest a, called top, whose weight is not 0."""
+    a, b = as_arrays(a, b)
     taken = where(b == 0, -math.inf, a)
     top = stop_gradient(_max(taken, axis, keepdims=True, initial=-math.inf))
     top = where(abs(array_of(top)) < math.inf, top, 0)

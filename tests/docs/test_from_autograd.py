@@ -20,7 +20,7 @@ from autograd.test_util import check_grads
 from autograd.tracer import getval
 
 import minigrad as mg
-from minigrad.errors import DTypeError, GraphError
+from minigrad.errors import DTypeError, GraphError, LinAlgError
 from minigrad.trees import leaves
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-autograd.md").read_text()
@@ -73,6 +73,19 @@ def test_transforms(theirs: str, ours: str, monkeypatch: pytest.MonkeyPatch) -> 
             assert a.shape == b.shape
 
 
+@pytest.mark.cpu_only("SciPy's alone")
+@pytest.mark.parametrize(("theirs", "ours"), rows("SciPy's functions"), ids=lambda cell: cell.split("`")[1])
+def test_functions_of_scipy(theirs: str, ours: str) -> None:
+    from autograd.scipy import integrate, linalg, signal, special, stats
+
+    more = {"m": np.array([[4.0, 1.0, 0.5], [1.0, 5.0, 0.2], [0.5, 0.2, 6.0]]), "s": np.array([0.0, 0.5, 1.0])}
+    space = names(autograd.numpy, integrate=integrate, linalg=linalg, signal=signal, special=special, stats=stats)
+    space |= {"grad": autograd.grad, "jacobian": autograd.jacobian, "f": lambda y, t, c: t - c * y, **more}
+    expected, found = eval(theirs.strip("`"), space), eval(ours.strip("`"), names(np, mg=mg) | space | {"mg": mg})
+    for a, b in zip(numbers(found), [np.squeeze(expected)], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
+
+
 # ---- what differs ---------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +128,31 @@ def norm_at_zero() -> None:
         warnings.simplefilter("ignore")
         assert np.isnan(autograd.grad(autograd.numpy.linalg.norm)(np.zeros(2))).all()
     assert mg.grad(np.linalg.norm)(np.zeros(2)).tolist() == [0, 0]
+
+
+def triangle() -> None:
+    a = np.array([[2.0, 1.0], [1.0, 3.0]])
+    (theirs,) = numbers(autograd.grad(lambda x: autograd.numpy.linalg.eigh(x)[0][1])(a))
+    (ours,) = numbers(mg.grad(lambda x: np.linalg.eigh(x)[0][1])(a))
+    assert theirs[0, 1] == 0 and ours[0, 1] == ours[1, 0] == pytest.approx(theirs[1, 0] / 2)
+
+
+def complex_results() -> None:
+    from autograd.scipy.linalg import sqrtm
+
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    assert autograd.numpy.linalg.eig(turn)[0].dtype == sqrtm(-np.diag([1.0, 2.0])).dtype == complex
+    for refused in (lambda: mg.linalg.eig(turn), lambda: mg.linalg.sqrtm(-np.diag([1.0, 2.0]))):
+        with pytest.raises(LinAlgError, match="out of scope"):
+            refused()
+
+
+def cast_to_whole_numbers() -> None:
+    theirs = autograd.grad(lambda x: autograd.numpy.sum(x[autograd.numpy.int64(x)]))(np.array([1.0, 0.0]))
+    assert theirs.tolist() == [1, 1]
+    assert mg.grad(lambda x: x[x.astype(np.int64)].sum())(np.array([1.0, 0.0])).tolist() == [1, 1]
+    with pytest.raises(GraphError):
+        mg.grad(lambda x: x[np.int64(x)].sum())(np.array([1.0, 0.0]))
 
 
 def complex_numbers() -> None:
@@ -169,6 +207,9 @@ DIFFERENCES: dict[str, Callable[[], None]] = {
     "a function that doesn't depend on its argument": constants,
     "a function that returns an array of NumPy made beside the graph": arrays_from_beside,
     "`np.linalg.norm` at 0": norm_at_zero,
+    "`eigh` of a symmetric matrix": triangle,
+    "`eig` and `sqrtm` with complex results": complex_results,
+    "`np.int64(x)` inside of a function": cast_to_whole_numbers,
     "complex numbers, `holomorphic_grad`, FFT": complex_numbers,
     "`x[i] = v`": assignment,
     "printing inside of a function": printing,

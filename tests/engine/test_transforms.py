@@ -203,6 +203,20 @@ def test_dataclasses_keep_their_other_fields() -> None:
     assert model.activation == "tanh" and model.weight is X
 
 
+@pytest.mark.parametrize("rows", [[[1.0], 2.0, 1.5], [[1.0], [2.0, 3.0]], [[[1.0, 2.0]], [3.0]], [[], [1.0]]], ids=str)
+def test_rows_of_several_lengths_are_containers(rows: Any) -> None:
+    """Lists of numbers are an array if they have the form of one."""
+    squares = lambda p: sum(mg.sum(v * v) for _, v in leaves(p))
+    assert numbers(mg.grad(squares)(rows)) == [numbers(mg.grad(squares)(row)) if row else row for row in rows]
+    assert mg.jvp(squares, (rows,), (rows,))[1].item() == sum(2 * np.sum(np.square(row)) for row in rows)
+
+
+def test_a_truth_value_has_no_derivative() -> None:
+    for transform in (mg.grad, mg.value_and_grad, mg.elementwise_grad, mg.jacobian):
+        with pytest.raises(DTypeError, match="a function that returns Tensors"):
+            transform(lambda x: np.allclose(x, x))(X)
+
+
 def test_results_may_be_containers() -> None:
     def fn(x: Any, p: Any) -> Any:
         return {"square": x * x, "both": (x.sum() * p["b"], 1.0)}

@@ -11,6 +11,7 @@ import torch
 import minigrad as mg
 import nn
 from minigrad.errors import CallError, StateError
+from minigrad.trees import leaves
 
 X = np.random.default_rng(0).normal(size=(4, 3))
 
@@ -128,3 +129,46 @@ def test_names_that_are_no_strings_are_listed_too(key: Any) -> None:
         nn.functional_call(model, {**dict(model.named_parameters()), key: 1.0}, np.ones((1, 2)))
     with pytest.raises(StateError, match="unexpected"):
         model.load_state_dict({**model.state_dict(), key: 1.0})
+
+
+@pytest.mark.parametrize("transform", ["grad", "hvp", "jacobian", "jvp"])
+def test_a_checkpoint_inside_runs_again_with_the_given_parameters(transform: str) -> None:
+    """What is recomputed is the module at the given parameters; its own are there again before, between and after."""
+
+    class Recomputed(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Any) -> Any:
+            return mg.checkpoint(self.inner, mg.asarray(x))
+
+    mg.random.seed(0)
+    plain = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).to(dtype="float64")
+    recomputed, own = Recomputed(Recomputed(plain)), list(plain.parameters())
+    rng = np.random.default_rng(1)
+    given = {name: rng.normal(size=p.shape) for name, p in plain.named_parameters()}
+    v = {name: rng.normal(size=p.shape) for name, p in plain.named_parameters()}
+
+    def derivative(model: nn.Module, prefix: str) -> Any:
+        def out(p: Any) -> Any:
+            return nn.functional_call(model, {prefix + name: a for name, a in p.items()}, X) ** 2
+
+        loss = lambda p: (out(p) + out({name: 2 * a for name, a in p.items()})).sum()
+        if transform in ("grad", "jacobian"):
+            return mg.grad(loss)(given) if transform == "grad" else mg.jacobian(out, given)
+        return mg.hvp(loss, given, v)[1] if transform == "hvp" else mg.jvp(out, given, v)[1]
+
+    found, expected = derivative(recomputed, "inner.inner."), derivative(plain, "")
+    for ours, theirs in zip(*([t.numpy() for _, t in leaves(d)] for d in (found, expected)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+    assert all(p is q for p, q in zip(plain.parameters(), own, strict=True))
+
+
+def test_swiglu_that_recomputes_is_a_function_of_its_parameters() -> None:
+    layers = [nn.SwiGLU(4, 6, recompute=flag).to(dtype="float64") for flag in (False, True)]
+    p = {name: np.random.default_rng(2).normal(size=q.shape) for name, q in layers[0].named_parameters()}
+    x = np.random.default_rng(3).normal(size=(2, 4))
+    slopes = [mg.grad(lambda p, m=m: nn.functional_call(m, p, x).sum())(p) for m in layers]
+    for name in p:
+        np.testing.assert_allclose(slopes[1][name].numpy(), slopes[0][name].numpy(), rtol=1e-12)

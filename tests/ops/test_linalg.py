@@ -224,6 +224,25 @@ def test_vectors_of_values_that_stand_apart_from_two_that_repeat() -> None:
     assert mg.gradcheck(first, [of_values(5, 2, 0, 0)])
 
 
+@pytest.mark.parametrize(("dtype", "power"), [("d", 0.0), ("d", -1070.0), ("d", 1000.0), ("f", -145.0), ("f", 120.0)])
+@pytest.mark.parametrize("name", ["eig", "eigh", "svd", "reduced"])
+def test_values_have_the_same_slopes_at_every_size(name: str, dtype: str, power: float) -> None:
+    """Eigenvalues and singular values are proportional to the matrix, so their derivatives don't change with its size.
+
+    In numbers this small a quotient by the difference of two values is infinite, that nobody asked for here.
+    """
+    size = 2.0**power
+    values = {
+        "eig": lambda x: mg.linalg.eig(x)[0], "eigh": lambda x: mg.linalg.eigh(x)[0],
+        "svd": lambda x: mg.linalg.svd(x)[1], "reduced": lambda x: mg.linalg.svd(x, full_matrices=False)[1],
+    }[name]  # fmt: skip
+    x = np.array([[4.0, 1, 0], [1, 5, 2], [0, 2, 6]])[: 2 if name == "reduced" else 3]
+    largest, small = (gradient(lambda x: values(x).max(), (x * s).astype(dtype)) for s in (1.0, size))
+    u, _, vh = np.linalg.svd(x)
+    np.testing.assert_allclose(largest, np.outer(u[:, 0], vh[0]), rtol=1e-5)
+    np.testing.assert_allclose(small, largest, rtol=0.2 if size < np.finfo(dtype).tiny else 1e-5)
+
+
 @pytest.mark.parametrize("gap", [0.0, 1e-15])
 def test_vectors_of_values_that_repeat_are_refused(gap: float) -> None:
     """A root by eigenvectors would have a gradient of rounding errors, or of zeros, where the true one is finite."""

@@ -243,12 +243,42 @@ def test_refusals_say_what_is_wrong() -> None:
         (lambda: mg.gradient(X, edge_order=3), ArgumentError),
         (lambda: mg.vsplit(X, 3), ShapeError),
         (lambda: mg.diff(X, -1), ArgumentError),
-        (lambda: mg.stats.multivariate_normal.logpdf(X, X, np.eye(3), True), ArgumentError),
+        (lambda: mg.stats.multivariate_normal.logpdf(X, X, -np.eye(3), True), ArgumentError),
+        (lambda: mg.r_["r", X], ArgumentError),
+        (lambda: mg.c_[X, X[:2]], ShapeError),
         (lambda: mg.hstack(X, X), CallError),
     ):
         with pytest.raises(kind) as caught:
             call()
         assert caught.value.hint
+
+
+@pytest.mark.parametrize("key", [
+    np.s_[X, 1.0, X], np.s_[X], np.s_[1:4, X, 0:1:5j, 2], np.s_["0,2", X, X], np.s_["0,2,0", X, [4.0, 5.0, 6.0]],
+    np.s_["1,2", X, X], np.s_["-1", np.ones((2, 2)), np.zeros((2, 1))], np.s_["0,2,-1", X, X],
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("name", ["r_", "c_"])
+def test_joined_by_index_as_in_numpy(name: str, key: Any) -> None:
+    """The parts are joined as NumPy joins them, and each element's gradient is the sum over its places."""
+    try:
+        expected = getattr(np, name)[key]
+    except (ValueError, np.exceptions.AxisError):
+        pytest.skip("NumPy refuses it")
+    parts = key if isinstance(key, tuple) else (key,)
+    x, u = leaf(X), np.random.default_rng(0).normal(size=expected.shape)
+    made = getattr(mg, name)[tuple(x if part is X else part for part in parts)]
+    np.testing.assert_array_equal(mg.asarray(made).numpy(), expected)
+    if all(part is not X for part in parts):
+        return
+    marks = getattr(np, name)[tuple(np.array([10.0, 20.0, 30.0]) if p is X else np.zeros(np.shape(p)) if not
+                                    isinstance(p, str | slice) else p for p in parts)]  # fmt: skip
+    (made * u).sum().backward()
+    np.testing.assert_allclose(x.grad, [u[marks == mark].sum() for mark in (10.0, 20.0, 30.0)])
+
+
+def test_a_number_joined_by_index_widens_nothing() -> None:
+    x = leaf(X.astype(np.float32))
+    assert mg.r_[x, 2.0, 1].dtype == mg.c_[x, x].dtype == np.float32
 
 
 def test_densities_of_vectors_are_scipys() -> None:

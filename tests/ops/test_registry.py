@@ -8,6 +8,7 @@ import doctest
 import gc
 import importlib
 import inspect
+import itertools
 import pkgutil
 import warnings
 import weakref
@@ -26,6 +27,7 @@ from support.cases import (
     LAYOUTS,
     NUMPYS,
     OPERATIONS,
+    PARTS,
     WHOLE,
     WITHOUT_DERIVATIVE,
     Case,
@@ -198,6 +200,34 @@ def test_scalar_and_empty(case, pytestconfig):
         if reference is not case.operation:
             check_close(values, theirs)
         assert [g.shape for g in grads] == [a.shape for a in changed]
+
+
+@over([c for c in IN_NUMPY if c in WHOLE and c.operation.name not in PARTS
+       and not c.operation.function.__module__.startswith("minigrad.kernels")])  # fmt: skip
+def test_a_number_beside_a_tensor(case):
+    """A number of Python in the place of one array is what it is to NumPy, and doesn't widen the others."""
+    args, kwargs = case.inputs()
+    places = [i for i, a in enumerate(args) if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
+    for i, number in itertools.product(places if len(places) > 1 else [], (0.5, 1)):
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                given = [number if k == i else a for k, a in enumerate(args)]
+                theirs = listed(twin(case.operation, np)(*given, **kwargs))
+        except (ValueError, TypeError, IndexError, AttributeError):
+            continue
+
+        def called(dtype, given=given, i=i):
+            return listed(case.operation(*[leaf(a.astype(dtype)) if k in places and k != i else a
+                                           for k, a in enumerate(given)], **kwargs))  # fmt: skip
+
+        try:
+            check_close([mg.asarray(out).numpy() for out in called(np.float64)], theirs)
+        except MiniGradError as error:
+            assert "has no attribute" not in str(error)
+            continue
+        outs = called(np.float32)
+        assert len(outs) > 1 or outs[0].dtype in (np.float32, bool)
 
 
 @over([case for case in DIFFERENTIABLE if case in WHOLE])

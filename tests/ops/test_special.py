@@ -253,6 +253,32 @@ def test_multivariate_normal(cov: Any) -> None:
         assert check(ours, [x[0], mean, np.asarray(cov)])
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_multivariate_normal_of_lower_rank(rank: int) -> None:
+    """The density of the space that cov spans: SciPy's; by x and mean that of the coordinates in the space."""
+    rng = np.random.default_rng(2)
+    root = rng.normal(size=(3, rank))
+    cov, inside = root @ root.T, rng.normal(size=(4, rank)) @ root.T
+    ours, theirs = stats.multivariate_normal, scipy.stats.multivariate_normal
+    off = np.vstack([inside, inside[:1] + rng.normal(size=3)])
+    for name in ("logpdf", "pdf"):
+        found = getattr(ours, name)(off, None, cov, allow_singular=True)
+        np.testing.assert_allclose(found, getattr(theirs, name)(off, None, cov, allow_singular=True), rtol=1e-9)
+        assert rank == 3 or found[-1] == (-np.inf if name == "logpdf" else 0)
+    x, mean = mg.Tensor(inside, requires_grad=True), mg.Tensor(np.zeros(3), requires_grad=True)
+    ours.logpdf(x, mean, cov, True).sum().backward()
+    np.testing.assert_allclose(x.grad, -inside @ np.linalg.pinv(cov, rcond=1e-10), atol=1e-8)
+    np.testing.assert_allclose(mean.grad, -x.grad.sum(0), rtol=1e-12)
+    within = lambda z, m: ours.logpdf(z @ root.T, m @ root.T, cov, True)
+    for check in (mg.gradcheck, mg.gradgradcheck):
+        assert check(within, [rng.normal(size=(2, rank)), rng.normal(size=rank)])
+    if rank < 3:
+        with pytest.raises(np.linalg.LinAlgError, match="for a gradient by it"):
+            ours.logpdf(inside, None, mg.Tensor(cov, requires_grad=True), True)
+    else:
+        assert mg.gradcheck(lambda a: ours.logpdf(inside, None, a @ a.T, True), [root])
+
+
 def test_multivariate_normal_refuses() -> None:
     ours = stats.multivariate_normal.logpdf
     with pytest.raises(np.linalg.LinAlgError):

@@ -38,6 +38,7 @@ PARTS = {
     *("over_cosh_square", "over_one_plus_square", "root_one_minus_square", "share"),
     *("add_windows", "bessel", "cbrt_slope", "decaying", "ive_slope", "polygamma_step", "scaled_tail", "sinc_slope"),
     *("solve_columns", "substitute", "sign_and_log", "orthogonal_triangle"),
+    *("real_eigen", "solve_bands", "trajectory"),
     *("eigen", "eigenvalues", "singular", "cofactors", "least_squares", "nuclear", "polar"),
 }
 OPERATIONS = {k: op for k, op in sorted(mg.REGISTRY.items()) if op.function.__module__.startswith(("minigrad.", "nn."))}
@@ -139,10 +140,16 @@ FUSED = [case for case in CASES if isinstance(case.operation, Fused)]
 
 
 LACKING = {  # in CuPy: the function of SciPy that an operation calls
+    "gammasgn": "gammasgn",
     "iv": "iv",
     "ive": "ive",
     "ive_slope": "ive",
     "jn": "jn",
+    **dict.fromkeys(["eig", "eigvals", "real_eigen"], "eig"),
+    **dict.fromkeys(["solve_banded", "solve_bands"], "solve_banded"),
+    "solve_sylvester": "solve_sylvester",
+    "sqrtm": "sqrtm",
+    "trajectory": "odeint",
     **dict.fromkeys(["stdtr", "t.cdf", "t.sf", "t.logcdf", "t.logsf"], "stdtr"),
 }
 

@@ -295,7 +295,7 @@ def derivatives(arguments: int) -> list[list[tuple[int, ...]]]:
 
 # ---- the operations --------------------------------------------------------------------------------------------------
 
-WITHOUT_FORMULA = {"broadcast_to", "isfinite", "isinf", "isnan"}  # it computes nothing; their results are booleans
+WITHOUT_FORMULA = {"broadcast_to", "gammasgn", "isfinite", "isinf", "isnan"}  # they compute no number
 ONE_ARGUMENT = {"ceil", "nan_to_num", "round", "sign", "where"}  # the others are no numbers to differentiate by
 EXTRAS: dict[str, tuple[Any, ...]] = {"gelu tanh": ("tanh",), "sinc_slope": (1,), **exact_special.EXTRAS}
 

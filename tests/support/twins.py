@@ -11,6 +11,8 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import scipy.integrate
+import scipy.linalg
 
 from minigrad.engine.registry import Operation
 
@@ -64,6 +66,12 @@ def _norm(n, x, ord=2, axis=None, keepdims=False):
     if ord == math.inf and not x.size:  # 0, in NumPy from 2.4 on
         return n.max(abs(x), axis, keepdims=keepdims, initial=0)
     return n.linalg.vector_norm(x, ord=ord, axis=axis, keepdims=keepdims)
+
+
+def _of_matrices(function, signature):
+    """A function of SciPy for stacks of matrices, which not every version takes."""
+    stacked = np.vectorize(function, otypes=[float], signature=signature)
+    return lambda n, *matrices: stacked(*matrices)
 
 
 def _topk(n, x, k, axis=-1):
@@ -236,6 +244,12 @@ NUMPY = {
     "substitute": lambda n, a, b, lower, unit_diagonal: _triangular(n, a, b, 0, lower, unit_diagonal),
     "solve_triangular": _triangular,
     "orthogonal_triangle": lambda n, x: n.linalg.qr(x),
+    "real_eigen": lambda n, x: n.linalg.eig(x),
+    "trajectory": lambda n, y0, t, theta, func, options: scipy.integrate.odeint(func, y0, t, (theta,), **options),
+    "solve_banded": lambda n, l_and_u, ab, b: scipy.linalg.solve_banded(l_and_u, ab, b),
+    "solve_bands": lambda n, ab, b, lower, upper: scipy.linalg.solve_banded((lower, upper), ab, b),
+    "solve_sylvester": _of_matrices(scipy.linalg.solve_sylvester, "(m,m),(n,n),(m,n)->(m,n)"),
+    "sqrtm": _of_matrices(scipy.linalg.sqrtm, "(n,n)->(n,n)"),
     "eigen": lambda n, x, lower=True: n.linalg.eigh(x, "L" if lower else "U"),
     "eigenvalues": lambda n, x, lower=True: n.linalg.eigvalsh(x, "L" if lower else "U"),
     "singular": lambda n, x: n.linalg.svd(x, full_matrices=False),

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, cast_to
+from minigrad.backend import Array, accumulator, array_of, cast_to, is_on_gpu
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.errors import ShapeError
+from minigrad.kernels.layer_norm import centred
+from minigrad.kernels.normed_rows import LOWEST, powers_for, within_range
 from minigrad.kernels.rows import dtypes
 from minigrad.machine.parallel import blas_threads, for_rows, scratch
 from minigrad.messages.arguments import check_eps
@@ -33,7 +35,8 @@ def normalize_batch(
     """``(x - mean) / √(var + eps) · weight + bias`` for each channel, and the means and variances themselves.
 
     x is (N, C, …), weight and bias are (C,) or None; mean and var, that of the population, are (C,), over all axes but
-    the second. Half precision is computed in float32 and rounded once. Ioffe and Szegedy, "Batch Normalization" (2015).
+    the second. Half precision is computed in float32 and rounded once. Numbers whose squares leave the range of the
+    dtype are normalised all the same; their variance is infinite or 0. Ioffe and Szegedy, "Batch Normalization" (2015).
 
     >>> y, means, variances = normalize_batch(np.array([[1.0], [3.0]]), eps=0.0)
     >>> print(y.T, means, variances)
@@ -42,16 +45,23 @@ def normalize_batch(
     _check(x, weight, bias, eps)
     axes, channels = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
     wide = astype(x, accumulator(x.dtype))
-    centre = mean(wide, axes, True)
-    centred = wide - centre
+    raw, part = array_of(wide), 1.0
+    if not is_on_gpu(raw) and np.fmax.reduce(abs(raw), axis=None, initial=0) > np.finfo(raw.dtype).max / 4:
+        part = 0.25  # a difference may overflow
+    centre = mean(wide * part, axes, True)
+    centred = wide * part - centre
     rest = mean(centred, axes, True)  # the mean of numbers with a large offset is rounded
     centred = centred - rest
-    var = mean(centred * centred, axes, True)
-    y = centred / sqrt(var + eps)
+    near, least = within_range(centred, axes, eps * part * part)
+    y = near / sqrt(mean(near * near, axes, True) + least)
+    with np.errstate(over="ignore"):
+        off = centred / part
+        var = mean(off * off, axes, True)
+        average = (centre + rest) / part
     y = y if weight is None else y * reshape(weight, channels)
     y = y if bias is None else y + reshape(bias, channels)
     dtype, narrow = dtypes(x, weight, bias)[0], (-1,)
-    return astype(y, dtype), astype(reshape(centre + rest, narrow), x.dtype), astype(reshape(var, narrow), x.dtype)
+    return astype(y, dtype), astype(reshape(average, narrow), x.dtype), astype(reshape(var, narrow), x.dtype)
 
 
 def _check(x: Any, weight: Any, bias: Any, eps: Any) -> None:
@@ -73,19 +83,34 @@ def _forward(x: Any, weight: Any, bias: Any, eps: float) -> tuple[tuple[Array, A
     centre, rest, var = np.zeros((3, channels), work)
     scale = np.ones(channels, work) if weight is None else np.asarray(weight, work)
     inverse = np.empty(channels, work)
+    some = eps > LOWEST[work.itemsize]  # small squares vanish beside eps
+
+    def standardize(x: Array, eps: Any, y: Array, at: slice) -> None:
+        np.divide(_sums(x, work), max(n, 1), out=centre[at])
+        np.subtract(x, centre[at, None], out=y)
+        np.divide(_sums(y, work), max(n, 1), out=rest[at])
+        y -= rest[at, None]
+        square = np.multiply(y, y, out=scratch(y.shape, work, "batch norm"))
+        np.divide(_sums(square, work), max(n, 1), out=var[at])
+        np.divide(1, np.sqrt(var[at] + eps), out=inverse[at])
 
     def body(a: int, b: int) -> None:
-        y = out[:, a:b]
-        np.divide(_sums(planes[:, a:b], work), max(n, 1), out=centre[a:b])
-        np.subtract(planes[:, a:b], centre[a:b, None], out=y)
-        np.divide(_sums(y, work), max(n, 1), out=rest[a:b])
-        y -= rest[a:b, None]
-        square = np.multiply(y, y, out=scratch(y.shape, work, "batch norm"))
-        np.divide(_sums(square, work), max(n, 1), out=var[a:b])
-        np.divide(1, np.sqrt(var[a:b] + work.type(eps)), out=inverse[a:b])
-        y *= (inverse[a:b] * scale[a:b])[:, None]
+        at, y, power = slice(a, b), out[:, a:b], None
+        with np.errstate(all="ignore"):
+            standardize(planes[:, at], work.type(eps), y, at)
+        if n and not (var[at].max() < np.inf and (some or var[at].min() > LOWEST[work.itemsize])):
+            with np.errstate(over="ignore", under="ignore"):
+                power = powers_for(np.abs(planes[:, at]).max(axis=(0, 2)).astype(work))
+                power = np.minimum(power, 1) if some else power
+                standardize(planes[:, at] * power[:, None], eps * power * power, y, at)
+                for statistic in (centre, rest, var, var):
+                    statistic[at] /= power
+        y *= (inverse[at] * scale[at])[:, None]
+        if power is not None:
+            with np.errstate(over="ignore"):  # without an eps
+                inverse[at] *= power
         if bias is not None:
-            y += np.asarray(bias[a:b], work)[:, None]
+            y += np.asarray(bias[at], work)[:, None]
 
     _over_channels(body, planes, work, arrays=3, ns=2.0)
     statistics = (cast_to(centre + rest, x.dtype), cast_to(var, x.dtype))
@@ -110,13 +135,16 @@ def _backward(
 
     def body(a: int, b: int) -> None:
         y, dx = up[:, a:b], gx[:, a:b]
-        normal = np.subtract(planes[:, a:b], centre[a:b, None], out=scratch(y.shape, work, "batch norm"))
-        normal -= rest[a:b, None]
-        normal *= inverse[a:b, None]
+        normal = scratch(y.shape, work, "batch norm")
+        part = centred(planes[:, a:b], centre[a:b, None], normal)
+        normal -= rest[a:b, None] * part
+        normal *= inverse[a:b, None] / part
         gbias[a:b] = _sums(y, work)
         gweight[a:b] = _sums(np.multiply(y, normal, out=dx), work)
         if needs[0]:
-            slope = 2 * of_var[a:b].astype(work) / inverse[a:b] - scale[a:b] * gweight[a:b]
+            slope = -scale[a:b] * gweight[a:b]
+            if of_var.any():
+                slope += 2 * of_var[a:b].astype(work) / inverse[a:b]
             offset = of_mean[a:b].astype(work) - scale[a:b] * gbias[a:b]
             np.multiply(y, scale[a:b, None], out=dx)
             normal *= (slope / n)[:, None]

@@ -278,7 +278,7 @@ def beta_slope(xp: Any, a: Array, b: Array) -> Array:
 
 @in_double
 def beta_mixed(xp: Any, a: Array, b: Array) -> Array:
-    """``∂²B/∂a∂b = B ((ψ(s) - ψ(a)) (ψ(s) - ψ(b)) - ψ₁(s))``, s = a + b, without the 1/s² of product and ψ₁ that cancel.
+    """``∂²B/∂a∂b = B ((ψ(s) - ψ(a)) (ψ(s) - ψ(b)) - ψ₁(s))`` with s = a + b; 1/s² of product and ψ₁ cancels.
 
     With A = ψ(s + 1) - ψ(a + 1) and C = ψ(s + 1) - ψ(b + 1), ψ(s) - ψ(a) = b/(as) + A and ψ(s) - ψ(b) = a/(bs) + C, so
     the difference is ``b C/(as) + a A/(bs) + A C - ψ₁(s + 1)``.

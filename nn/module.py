@@ -7,7 +7,10 @@ of its kind. So there is one walk over the tree, and parameters, state dict, mod
 from __future__ import annotations
 
 import copy
-from collections import deque
+import functools
+import sys
+import types
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -119,7 +122,7 @@ class Module:
         if isinstance(before, Parameter) and plain:
             hint = f"self.{name}.data = … changes its numbers, nn.Parameter(…) replaces it"
             raise DTypeError(f"a Parameter for {name!r}", f"a {type(value).__name__} of shape {value.shape}", hint)
-        if next(_kept_in(value), None) is not None:
+        if isinstance(value, CONTAINERS) and any(isinstance(part, Module | Parameter) for part in _kept_in(value)):
             raise _hidden(name, value)
         inside = value is self or self._path  # of another module: what is in none can't be below ``value``
         if isinstance(value, Module) and inside and any(module is self for module in value.modules()):
@@ -168,8 +171,9 @@ class Module:
     def _find_hidden(self) -> list[tuple[str, Module]]:
         """The walk; modules and parameters that it doesn't reach, as in a list that grew later, are refused.
 
-        Attributes alone may keep them. What is an attribute of a module below this one may stand in a list besides, as
-        may what this one is a part of. Called on a part of a model, it lets pass what is an attribute anywhere.
+        Attributes alone may keep them. At the first search other tensors that learn are refused, too. What is an
+        attribute of a module below this one may stand in a list besides, as may what this one is a part of. Called on a
+        part of a model, it lets pass what is an attribute anywhere.
         """
         if vars(self).pop("_unnamed", False):
             _name(self._walk(self._path))
@@ -178,6 +182,10 @@ class Module:
         for _, module in walk:
             for name, value in _attributes(module):
                 for part in _kept_in(value):
+                    if isinstance(part, Tensor) and not isinstance(part, Parameter):
+                        if not module._searched:
+                            raise _hidden(name, value)
+                        continue
                     known = known or set(map(id, _below(self)))
                     elsewhere = self._path and (part._path if isinstance(part, Module) else part.name)
                     if not (id(part) in known or elsewhere or any(p is self for p in _below(part))):
@@ -343,6 +351,15 @@ class Module:
 
     # ---- copying ----
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes, and what lies deep below, deepest first: a pickle recurses from one to the next no deeper."""
+        below = [module for path, module in self._walk() if path and path.count(".") % DEPTH == 0]
+        return {"_deep": below[::-1], **vars(self)} if below else vars(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        vars(self).pop("_deep", None)
+
     def __deepcopy__(self: M, memo: dict[int, Any]) -> M:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
@@ -390,9 +407,10 @@ class Module:
 
 
 LEVELS = 50  # that a text shows
-CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+DEPTH = 32  # levels between modules that a pickle begins with
+CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserList)
 PLAIN = {bool, int, float, str, type(None), Parameter}  # of most attributes: asked first, to be quick
-HOLDERS = (Module, Parameter, *CONTAINERS)
+LEAVES = {bool, int, float, str, bytes, type(None)}
 HINTS = {
     **dict.fromkeys(("missing", "unexpected"), "strict=False permits names that are missing or unexpected"),
     "wrong shape": "make the module with the sizes that the arrays have",
@@ -410,18 +428,42 @@ def is_plain(layer: Module, kind: type[Module]) -> bool:
     return type(layer) is kind and "forward" not in vars(layer) and not (layer._hooks or layer._pre_hooks)
 
 
-def _kept_in(value: Any) -> Iterator[Module | Parameter]:
-    """The modules and parameters in a list, tuple, dict, set or queue, and in those that lie in it."""
+def _kept_in(value: Any) -> Iterator[Any]:
+    """Modules, parameters and other tensors that learn in a container or plain object, and in those that lie in it."""
     stack, seen = [value], set()
     while stack:
         value = stack.pop()
-        if not isinstance(value, CONTAINERS) or id(value) in seen:
+        if id(value) in seen:
             continue
         seen.add(id(value))
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        if any(issubclass(kind, HOLDERS) for kind in set(map(type, parts))):  # quick for a list of a million words
-            stack += [part for part in parts if isinstance(part, HOLDERS)]
-            yield from (part for part in parts if isinstance(part, Module | Parameter))
+        parts = _parts(value)
+        if not set(map(type, parts)) <= LEAVES:  # quick for a list of a million words
+            yield from (part for part in parts if isinstance(part, Module | Parameter) or _learns(part))
+            stack += [part for part in parts if type(part) not in LEAVES]
+
+
+def _learns(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and value.node is None
+
+
+def _parts(value: Any) -> Any:
+    """What lies in a container, an array of objects, a partial function, a method or an object of one's own class."""
+    if isinstance(value, dict | UserDict | types.MappingProxyType):
+        return [*value, *value.values()]
+    if isinstance(value, CONTAINERS):
+        return value
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, np.ndarray):
+        return value.ravel().tolist() if value.dtype == object else ()
+    kind = type(value)
+    foreign = kind.__module__.partition(".")[0] in sys.stdlib_module_names and kind is not types.SimpleNamespace
+    if foreign or isinstance(value, Module | Tensor | type):
+        return ()
+    slots = [name for cls in kind.__mro__ for name in vars(cls).get("__slots__", ())]
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
 
 
 def _name(walk: Iterator[tuple[str, Module]]) -> int:
@@ -438,8 +480,10 @@ def _name(walk: Iterator[tuple[str, Module]]) -> int:
 
 
 def _attributes(module: Module) -> list[tuple[str, Any]]:
-    """The containers that a module keeps; at first also what its class keeps, in tuples, since no walk looks there."""
-    held = [(name, v) for name, v in vars(module).items() if type(v) not in PLAIN and isinstance(v, CONTAINERS) and v]
+    """What a module keeps besides parts; at first also what its class keeps, in tuples, since no walk looks there."""
+    held = [
+        (name, v) for name, v in vars(module).items() if type(v) not in PLAIN and not isinstance(v, Module | Tensor)
+    ]
     for cls in () if module._searched else type(module).__mro__[:-1]:
         held += [(name, (value,)) for name, value in vars(cls).items() if isinstance(value, Module | Parameter)]
     return held
@@ -458,7 +502,7 @@ def _below(value: Module | Parameter) -> list[Any]:
 def _hidden(name: str, value: Any) -> DTypeError:
     kind = type(value).__name__
     hint = f"self.{name} = nn.ModuleList([...]) or nn.ModuleDict({{...}}), so that parameters() finds what is in it"
-    return DTypeError("modules in an nn.ModuleList", f"a {kind} of them for {name!r}", hint)
+    return DTypeError("modules in an nn.ModuleList, parameters in attributes", f"a {kind} of them for {name!r}", hint)
 
 
 def _once(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

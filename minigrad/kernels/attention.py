@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, cast_to
+from minigrad.backend import Array, accumulator, array_module, array_of, cast_to, is_on_gpu
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
@@ -107,6 +107,8 @@ def attention(
     What stands in keys and values that a query does not see, huge, infinite or NaN, changes no bit of its result or of
     its gradient. Second derivatives, and a mask of numbers that hides by -inf, want finite numbers there.
 
+    Scores that leave the range of the dtype are computed in a wider one, on the CPU.
+
     - mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, L, S)
     - is_causal: query i sees keys j <= i only, counted from the top left corner
     - scale: 1/sqrt(d) if not given
@@ -125,7 +127,10 @@ def attention(
     shape.check(*sizes.scores[-2:])
     xp = array_module(q)
     dtype = np.result_type(q.dtype, k.dtype, v.dtype)
-    q, k, v = (astype(x, accumulator(dtype)) for x in (q, k, v))
+    wide = accumulator(dtype)
+    if not is_on_gpu(array_of(q)) and _may_overflow(array_of(q), array_of(k), scale_of(scale, q)):
+        wide = _wider(wide)
+    q, k, v = (astype(x, wide) for x in (q, k, v))
     k, v = (repeat(x, sizes.group, axis=-3) if x.ndim > 2 and x.shape[-3] > 1 else x for x in (k, v))
     scores = matmul(q * scale_of(scale, q), swapaxes(k, -1, -2))
     if mask is not None:
@@ -150,7 +155,17 @@ def _forward(q: Array, k: Array, v: Array, mask: Any, *options: Any) -> tuple[Ar
     total, shift = np.empty(call.rows, call.q.dtype), np.zeros(call.rows, call.q.dtype)
     with blas_threads(1):
         run([partial(_forward_group, call, *at, view, total, shift) for at in call.groups()], call.nanoseconds(2))
+    if (lost := shift == -np.inf).any():  # scores that leave the range of the dtype
+        wide = _forward(*_widened(q, k, v), mask, *options)[0]
+        with np.errstate(over="ignore"):
+            np.copyto(view, wide.reshape(view.shape), where=lost[..., None], casting="same_kind")
+        total[lost] = 0
     return cast_to(out, np.result_type(q, k, v)), {"total": total, "shift": shift}
+
+
+def _widened(*arrays: Array) -> list[Array]:
+    wide = _wider(accumulator(np.result_type(*arrays)))
+    return [x.astype(wide) for x in arrays]
 
 
 def _forward_group(call: AttentionCall, n: slice, h: slice, out: Array, total: Array, shift: Array) -> None:
@@ -193,7 +208,7 @@ def _forward_carefully(
     """Σ E, E v and the shift of a tile's rows; each row has a shift where its own scores or values ask for one.
 
     The others have the smallest number instead of 0. It changes no exponential, and tells the backward pass to be
-    careful too.
+    careful too. A row whose scores leave the range of the dtype is told by a shift of -inf.
     """
     queries, keys, _ = read
     top = np.full((*queries.shape[:-1], 1), -np.inf, queries.dtype)
@@ -202,12 +217,29 @@ def _forward_carefully(
         np.maximum(top, scores.max(-1, keepdims=True), out=top)
     none = np.finfo(top.dtype).tiny
     shift = np.where((np.abs(top) < LARGE) | (top == -np.inf), none, top)
+    if not np.isfinite(top).all() and _may_overflow(queries, keys, 1.0):
+        free, seen = (np.zeros_like(queries), np.zeros_like(keys)), np.full_like(top, -np.inf)
+        for block in blocks:
+            np.maximum(seen, call.hide(call.scores(at, block, *free), block).max(-1, keepdims=True), out=seen)
+        shift[~np.isfinite(top) & (seen > -np.inf)] = -np.inf
     sums, means = _forward_tile(call, at, blocks, read, shift)
     overflow = ~np.isfinite(means).all(-1, keepdims=True) & (shift == none) & (top > -np.inf)
     if overflow.any():
         shift[overflow] = top[overflow]
         sums, means = _forward_tile(call, at, blocks, read, shift)
     return sums, means, shift
+
+
+def _wider(dtype: Any) -> Any:
+    """A dtype of larger range, or the same where there is none."""
+    return np.dtype(np.float64 if dtype.itemsize < 8 else np.longdouble)
+
+
+def _may_overflow(q: Array, k: Array, scale: float) -> bool:
+    """Whether scores of finite queries and keys may leave their dtype, and there is a wider one."""
+    largest = [float(np.abs(x).max(where=np.isfinite(x), initial=0)) for x in (q, k)]
+    info, wide = np.finfo(q.dtype), np.finfo(_wider(q.dtype))
+    return info.maxexp < wide.maxexp and math.prod(largest) * max(abs(scale), 1) * q.shape[-1] > float(info.max)
 
 
 def _safe(sums: Array, means: Array, keys: int) -> bool:
@@ -240,7 +272,28 @@ def _backward(
     g: Array, q: Array, k: Array, v: Array, mask: Any, is_causal: Any, scale: Any, dropout_p: Any, seed: Any,
     window: Any, pattern: Any, out: Array, total: Array, shift: Array, needs: tuple[bool, ...]
 ) -> tuple[Array | None, ...]:  # fmt: skip
-    call, sizes = call_of(q, k, v, mask, (is_causal, scale, dropout_p, seed, window, pattern))
+    options = is_causal, scale, dropout_p, seed, window, pattern
+    call, sizes = call_of(q, k, v, mask, options)
+    if (lost := shift == -np.inf).any():  # of those rows in a wider dtype, and of the others as if they were not there
+        rows, zero = lost.reshape(sizes.scores[:-1])[..., None], np.zeros((), call.q.dtype)
+        rest = np.where(lost, zero, total), np.where(lost, zero, shift)
+        part = _backward(
+            np.where(rows, zero, g),
+            np.where(rows, zero, q),
+            k,
+            v,
+            mask,
+            *options,
+            np.where(rows, zero, out),
+            *rest,
+            needs,
+        )
+        big = _widened(q, k, v)
+        result, kept = _forward(*big, mask, *options)
+        up = np.where(rows, g, zero).astype(big[0].dtype)
+        more = _backward(up, *big, mask, *options, result, kept["total"], kept["shift"], needs)
+        pairs_of = zip(part, more, (q, k, v, mask), strict=True)
+        return tuple(None if a is None else _fit(_fit(a, x) + _fit(b, x), x) for a, b, x in pairs_of)
     wide, lead = call.q.dtype, sizes.scores[:-2]
     lead_k = (*sizes.lead, sizes.heads) if lead else ()
     gq, gq_view = _like(q, (*lead, *q.shape[-2:]), call.q.shape, wide)

@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, cast_to
+from minigrad.backend import Array, accumulator, array_of, cast_to, is_on_gpu
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.errors import ShapeError
+from minigrad.kernels.layer_norm import centred
+from minigrad.kernels.normed_rows import LOWEST, powers_for, within_range
 from minigrad.kernels.rows import dtypes
-from minigrad.machine.loops import dot, loop
+from minigrad.machine.loops import LARGEST, dot, loop
 from minigrad.machine.parallel import blas_threads, for_rows, scratch
 from minigrad.messages.arguments import check_eps
 from minigrad.ops import astype, mean, reshape, sqrt
 
 FEW = 8  # places of a channel, below which a loop would jump about in memory, and the NumPy tile is faster
+LOWEST_FLOAT = LOWEST[4]
 
 
 def _torch(t: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
@@ -36,7 +39,8 @@ def normalize_batch(
     """``(x - mean) / √(var + eps) · weight + bias`` for each channel, and the means and variances themselves.
 
     x is (N, C, …), weight and bias are (C,) or None; mean and var, that of the population, are (C,), over all axes but
-    the second. Half precision is computed in float32 and rounded once. Ioffe and Szegedy, "Batch Normalization" (2015).
+    the second. Half precision is computed in float32 and rounded once. Numbers whose squares leave the range of the
+    dtype are normalised all the same; their variance is infinite or 0. Ioffe and Szegedy, "Batch Normalization" (2015).
 
     >>> y, means, variances = normalize_batch(np.array([[1.0], [3.0]]), eps=0.0)
     >>> print(y.T, means, variances)
@@ -45,16 +49,23 @@ def normalize_batch(
     _check(x, weight, bias, eps)
     axes, channels = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
     wide = astype(x, accumulator(x.dtype))
-    centre = mean(wide, axes, True)
-    centred = wide - centre
+    raw, part = array_of(wide), 1.0
+    if not is_on_gpu(raw) and np.fmax.reduce(abs(raw), axis=None, initial=0) > np.finfo(raw.dtype).max / 4:
+        part = 0.25  # a difference may overflow
+    centre = mean(wide * part, axes, True)
+    centred = wide * part - centre
     rest = mean(centred, axes, True)  # the mean of numbers with a large offset is rounded
     centred = centred - rest
-    var = mean(centred * centred, axes, True)
-    y = centred / sqrt(var + eps)
+    near, least = within_range(centred, axes, eps * part * part)
+    y = near / sqrt(mean(near * near, axes, True) + least)
+    with np.errstate(over="ignore"):
+        off = centred / part
+        var = mean(off * off, axes, True)
+        average = (centre + rest) / part
     y = y if weight is None else y * reshape(weight, channels)
     y = y if bias is None else y + reshape(bias, channels)
     dtype, narrow = dtypes(x, weight, bias)[0], (-1,)
-    return astype(y, dtype), astype(reshape(centre + rest, narrow), x.dtype), astype(reshape(var, narrow), x.dtype)
+    return astype(y, dtype), astype(reshape(average, narrow), x.dtype), astype(reshape(var, narrow), x.dtype)
 
 
 def _check(x: Any, weight: Any, bias: Any, eps: Any) -> None:
@@ -91,16 +102,35 @@ def _normalize(
     planes: Array, scale: Array, offset: Array, eps: float, out: Array, centre: Array, rest: Array, var: Array,
     inverse: Array, a: int, b: int,
 ) -> None:  # fmt: skip
-    y, work, n = out[:, a:b], out.dtype, max(len(out) * out.shape[2], 1)
-    np.divide(_sums(planes[:, a:b], work), n, out=centre[a:b])
-    np.subtract(planes[:, a:b], centre[a:b, None], out=y)
-    np.divide(_sums(y, work), n, out=rest[a:b])
-    y -= rest[a:b, None]
-    square = np.multiply(y, y, out=scratch(y.shape, work, "batch norm"))
-    np.divide(_sums(square, work), n, out=var[a:b])
-    np.divide(1, np.sqrt(var[a:b] + work.type(eps)), out=inverse[a:b])
-    y *= (inverse[a:b] * scale[a:b])[:, None]
-    y += offset[a:b, None]
+    at, y, work, power = slice(a, b), out[:, a:b], out.dtype, None
+    some = eps > LOWEST[work.itemsize]  # small squares vanish beside eps
+    with np.errstate(all="ignore"):
+        _standardize(planes[:, at], work.type(eps), y, centre[at], rest[at], var[at], inverse[at])
+    if y.size and not (var[at].max() < np.inf and (some or var[at].min() > LOWEST[work.itemsize])):
+        with np.errstate(over="ignore", under="ignore"):
+            power = powers_for(np.abs(planes[:, at]).max(axis=(0, 2)).astype(work))
+            power = np.minimum(power, 1) if some else power
+            scaled = planes[:, at] * power[:, None]
+            _standardize(scaled, eps * power * power, y, centre[at], rest[at], var[at], inverse[at])
+            for statistic in (centre, rest, var, var):
+                statistic[at] /= power
+    y *= (inverse[at] * scale[at])[:, None]
+    if power is not None:
+        with np.errstate(over="ignore"):  # without an eps
+            inverse[at] *= power
+    y += offset[at, None]
+
+
+def _standardize(x: Array, eps: Any, y: Array, centre: Array, rest: Array, var: Array, inverse: Array) -> None:
+    """The centred channels, and their statistics."""
+    n = max(len(x) * x.shape[2], 1)
+    np.divide(_sums(x, y.dtype), n, out=centre)
+    np.subtract(x, centre[:, None], out=y)
+    np.divide(_sums(y, y.dtype), n, out=rest)
+    y -= rest[:, None]
+    square = np.multiply(y, y, out=scratch(y.shape, y.dtype, "batch norm"))
+    np.divide(_sums(square, y.dtype), n, out=var)
+    np.divide(1, np.sqrt(var + eps), out=inverse)
 
 
 @loop(_normalize)
@@ -127,6 +157,8 @@ def normalize(
                 out[i, c, j] -= rest[c]
             squares += dot(out[i, c], out[i, c])
         var[c] = squares / n
+        if not (var[c] <= LARGEST and (var[c] > LOWEST_FLOAT or eps > LOWEST_FLOAT)):
+            return False
         inverse[c] = 1.0 / np.sqrt(var[c] + eps)
         for i in range(len(out)):
             for j in range(ones.size):
@@ -167,13 +199,17 @@ def _slopes(
     gx: Array, gweight: Array, gbias: Array, a: int, b: int,
 ) -> None:  # fmt: skip
     y, dx, work, n = up[:, a:b], gx[:, a:b], gx.dtype, max(len(gx) * gx.shape[2], 1)
-    normal = np.subtract(planes[:, a:b], centre[a:b, None], out=scratch(y.shape, work, "batch norm"))
-    normal -= rest[a:b, None]
-    normal *= inverse[a:b, None]
+    normal = scratch(y.shape, work, "batch norm")
+    part = centred(planes[:, a:b], centre[a:b, None], normal)
+    normal -= rest[a:b, None] * part
+    normal *= inverse[a:b, None] / part
     gbias[a:b] = _sums(y, work)
     gweight[a:b] = _sums(np.multiply(y, normal, out=dx), work)
+    slope = -scale[a:b] * gweight[a:b]
+    if of_var.any():
+        slope += 2 * of_var[a:b] / inverse[a:b]
     np.multiply(y, scale[a:b, None], out=dx)
-    normal *= ((2 * of_var[a:b] / inverse[a:b] - scale[a:b] * gweight[a:b]) / n)[:, None]
+    normal *= (slope / n)[:, None]
     dx += normal
     dx += ((of_mean[a:b] - scale[a:b] * gbias[a:b]) / n)[:, None]
 
@@ -188,6 +224,8 @@ def slopes(
         return False
     ones, n = np.ones(gx.shape[2], np.float32), np.float32(max(len(gx) * gx.shape[2], 1))
     for c in range(a, b):
+        if not inverse[c] > 1e-19:  # numbers beyond 1e19: their differences may leave the range
+            return False
         gbias[c], gweight[c] = 0.0, 0.0
         for i in range(len(gx)):
             for j in range(ones.size):

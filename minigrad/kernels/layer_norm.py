@@ -56,14 +56,14 @@ def layer_norm(
 
 
 def centred(x: Array, centre: Array, out: Array) -> float:
-    """``out = part · (x - centre)`` of each row, and the part: 1, or a quarter where a difference overflows."""
+    """``out = part · (x - centre)``, and the part: 1, or a quarter where a difference overflows."""
     try:  # NumPy looks for an overflow in any case
         with np.errstate(over="raise"):
-            np.subtract(x, centre[:, None], out=out)
+            np.subtract(x, centre, out=out)
         return 1.0
     except FloatingPointError:
         np.multiply(x, 0.25, out=out)
-        out -= 0.25 * centre[:, None]
+        out -= 0.25 * centre
         return 0.25
 
 
@@ -71,7 +71,7 @@ def _standardize(
     x: Array, weight: Any, bias: Any, eps: float, average: Array, centre: Array, rest: Array, inverse: Array, out: Array
 ) -> None:
     np.matmul(x, average, out=centre)
-    part = centred(x, centre, out)
+    part = centred(x, centre[:, None], out)
     np.matmul(out, average, out=rest)
     out -= rest[:, None]
     inverse_rms(out, eps * part * part, inverse)
@@ -128,7 +128,7 @@ def _standardize_backward(
     dweight: Array, dbias: Array,
 ) -> None:  # fmt: skip
     n, ones = scratch(x.shape, x.dtype, "rows"), np.ones(len(x), x.dtype)
-    part = centred(x, centre, n)
+    part = centred(x, centre[:, None], n)
     n -= rest[:, None] * part
     n *= inverse[:, None] / part
     gn = np.multiply(g, n, out=out)

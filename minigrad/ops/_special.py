@@ -272,3 +272,26 @@ def betaln(xp: Any, a: Array, b: Array) -> Array:
 def beta(xp: Any, a: Array, b: Array) -> Array:
     """``B(a, b)``, by :func:`betaln` where both are positive."""
     return xp.where((a > 0) & (b > 0), xp.exp(betaln(a, b)), evaluate("beta", a, b))
+
+
+@in_double
+def beta_slope(xp: Any, a: Array, b: Array) -> Array:
+    """``∂B/∂a = -B (ψ(a + b) - ψ(a))``."""
+    return -beta(a, b) * polygamma_step(a, b, 0)
+
+
+@in_double
+def beta_mixed(xp: Any, a: Array, b: Array) -> Array:
+    """``∂²B/∂a∂b = B ((ψ(s) - ψ(a)) (ψ(s) - ψ(b)) - ψ₁(s))`` with s = a + b; 1/s² of product and ψ₁ cancels.
+
+    With A = ψ(s + 1) - ψ(a + 1) and C = ψ(s + 1) - ψ(b + 1), ψ(s) - ψ(a) = b/(as) + A and ψ(s) - ψ(b) = a/(bs) + C, so
+    the difference is ``b C/(as) + a A/(bs) + A C - ψ₁(s + 1)``.
+    """
+    s = a + b
+    inside = (a > 0) & (b > 0)
+    p, q = xp.where(inside, a, 1), xp.where(inside, b, 1)
+    s1 = p + q
+    first, second = polygamma_step(p + 1, q, 0), polygamma_step(q + 1, p, 0)
+    near = (q / p * second + p / q * first) / s1 + first * second - polygamma(1, s1 + 1)
+    plain = polygamma_step(a, b, 0) * polygamma_step(b, a, 0) - polygamma(1, s)
+    return beta(a, b) * xp.where(inside, near, plain)

@@ -315,6 +315,16 @@ gamma_density = Primitive(lambda a, x: _special.gamma_density(a, x), elementwise
 beta_density = Primitive(lambda a, b, x: _special.beta_density(a, b, x), elementwise=True)
 student_density = Primitive(lambda df, t: _special.student_density(df, t), elementwise=True)
 
+beta_slope = Primitive(lambda a, b: _special.beta_slope(a, b), elementwise=True)
+beta_mixed = Primitive(lambda a, b: _special.beta_mixed(a, b), elementwise=True)
+
+
+def _beta_third(g: Array, a: Array, b: Array, out: Array) -> Array:
+    """The derivative of ``beta_mixed`` by a."""
+    step, other = polygamma_step(a, b, 0), polygamma_step(b, a, 0)
+    bend = polygamma_step(a, b, 1) * other + step * polygamma(1, a + b) - polygamma(2, a + b)
+    return g * (beta(a, b) * bend - out * step)
+
 
 def _rgamma_slope(x: Array, out: Array) -> Array:
     """``-out ψ(x)``, in forms whose terms don't cancel and that have no pole at 0, -1 and so on.
@@ -333,8 +343,10 @@ gamma    .defvjp(lambda g, x, out: g * out * digamma(x))
 rgamma   .defvjp(lambda g, x, out: g * _rgamma_slope(x, out))
 digamma  .defvjp(lambda g, x: g * polygamma(1, x))
 polygamma.defvjp(_refuse("polygamma", "n", "a whole number"), lambda g, n, x: g * polygamma(n + 1, x))
-beta     .defvjp(lambda g, a, b, out: -g * out * polygamma_step(a, b, 0),
-                 lambda g, a, b, out: -g * out * polygamma_step(b, a, 0))
+beta     .defvjp(lambda g, a, b: g * beta_slope(a, b), lambda g, a, b: g * beta_slope(b, a))
+beta_slope.defvjp(lambda g, a, b, out: -g * (out * polygamma_step(a, b, 0) + beta(a, b) * polygamma_step(a, b, 1)),
+                  lambda g, a, b: g * beta_mixed(a, b))
+beta_mixed.defvjp(_beta_third, lambda g, a, b, out: _beta_third(g, b, a, out))
 betaln   .defvjp(lambda g, a, b: -g * polygamma_step(a, b, 0), lambda g, a, b: -g * polygamma_step(b, a, 0))
 gammainc .defvjp(_refuse("gammainc", "a"), lambda g, a, x: g * gamma_density(a, x))
 gammaincc.defvjp(_refuse("gammaincc", "a"), lambda g, a, x: -g * gamma_density(a, x))

@@ -463,3 +463,71 @@ def test_patterns_that_are_none(make, kind, words):
     with pytest.raises(kind) as caught:
         make()
     assert words in str(caught.value)
+
+
+OVERFLOWING = {
+    "plain": ((2, 3, 9, 4), (2, 3, 9, 4), {}),
+    "causal": ((2, 70, 4), (2, 70, 4), {"is_causal": True}),
+    "window": ((90, 4), (90, 4), {"window": 20}),
+    "shared keys": ((2, 4, 7, 4), (2, 2, 7, 4), {}),
+    "mask": ((1, 9, 4), (3, 9, 4), {"mask": np.tri(9, dtype=bool)}),
+    "numbers": ((1, 9, 4), (3, 9, 4), {"mask": np.tri(9, dtype=np.float32)}),
+    "dropout": ((2, 9, 4), (2, 9, 4), {"dropout_p": 0.5}),
+}
+
+
+@pytest.mark.cpu_only("on a GPU such scores give NaN")
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "definition"])
+@pytest.mark.parametrize("name", OVERFLOWING)
+@pytest.mark.parametrize("size", [1e36, 3e37])
+def test_scores_beyond_the_range_of_float32_are_those_of_float64(name, size, kernel):
+    """Half of the queries make scores of 1e38 to 1e40, and choose one key; values and upstream are whole numbers."""
+    shape, keys, options = OVERFLOWING[name]
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal(s).astype(np.float32) for s in (shape, keys, keys))
+    q *= np.where(np.arange(shape[-2]) % 2, 0.01, size).astype(np.float32)[:, None]
+    v, options = np.rint(2 * v), {"scale": 100.0, **options}
+    operation = attention if kernel else attention.definition
+    g = random.integers(-2, 3, (*np.broadcast_shapes(shape[:-3], keys[:-3]), *shape[-3:-1], 4))
+    found = []
+    for dtype in (np.float32, np.float64):
+        leaves = [mg.Tensor(x.astype(dtype), requires_grad=True) for x in (q, k, v)]
+        out = operation(*leaves, **options)
+        out.backward(np.broadcast_to(g, out.shape).astype(dtype))
+        found.append([out.data, *(x.grad for x in leaves)])
+    for ours, wanted in zip(*found, strict=True):
+        assert ours.dtype == np.float32
+        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5 * abs(wanted).max())
+
+
+@pytest.mark.cpu_only("on a GPU such scores give NaN")
+def test_scores_beyond_the_range_choose_one_key():
+    """Of float64 too, and in second derivatives; a score of -1e40 for every key is one as any other."""
+    for dtype, size in ((np.float32, 1e25), (np.float64, 1e200)):
+        if np.finfo(np.longdouble).maxexp > np.finfo(dtype).maxexp:
+            q, k, v = (
+                mg.Tensor(x, dtype=dtype, requires_grad=True)
+                for x in ([[size], [-size]], [[size], [2 * size]], [[3.0], [5.0]])
+            )
+            out = attention(q, k, v)
+            np.testing.assert_array_equal(out.data, [[5.0], [3.0]])
+            for x, wanted in zip(
+                (q, k, v), mg.grad(out, [q, k, v], np.array([[1.0], [7.0]], dtype), create_graph=True), strict=True
+            ):
+                np.testing.assert_array_equal(wanted.data, [[7.0], [1.0]] if x is v else [[0.0], [0.0]])
+
+
+@pytest.mark.cpu_only("on a GPU such scores give NaN")
+@pytest.mark.parametrize("length", [9, 150])
+def test_scores_beyond_the_range_change_no_row_that_sees_no_such_key(length):
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((2, length, 4)).astype(np.float32) for _ in range(3))
+    found = []
+    for factor in (1.0, 1e38):
+        k[:, -3:] *= np.float32(factor)
+        leaves = [mg.Tensor(x.copy(), requires_grad=True) for x in (q, k, v)]
+        out = attention(*leaves, is_causal=True)
+        out.backward(np.ones(out.shape, np.float32))
+        found.append([out.data[:, :-3], leaves[0].grad[:, :-3]])
+    for before, after in zip(*found, strict=True):
+        assert before.tobytes() == after.tobytes()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
+import functools
 import pickle
+import types
 from typing import Any
 
 import numpy as np
@@ -426,7 +429,50 @@ def of_the_class(net, layer):
     type(net).parts = layer
 
 
-HIDDEN = [appended, nested, in_a_dict, as_a_key, in_a_set, in_a_queue, a_parameter, below_a_child, of_the_class]
+class Kept:
+    def __init__(self, part):
+        self.part = part
+
+
+class Slotted:
+    __slots__ = ("part",)
+
+    def __init__(self, part):
+        self.part = part
+
+
+@dataclasses.dataclass
+class Config:
+    part: object
+
+
+def in_a_queue_of_objects(net, layer):
+    net.parts = collections.deque()
+    net.parts.append(Config(Kept([layer])))
+
+
+def in_an_array(net, layer):
+    net.parts = np.array([None, layer], object)
+
+
+def in_a_partial(net, layer):
+    net.parts = functools.partial(max, key=layer)
+
+
+def tensors(net, layer):
+    net.parts = [mg.Tensor([1.0], requires_grad=True)]
+
+
+HOLDERS = [
+    Kept, Slotted, Config, functools.partial, lambda layer: types.SimpleNamespace(part=layer),
+    lambda layer: types.MappingProxyType({1: layer}), lambda layer: layer.forward,
+    lambda layer: collections.UserDict({1: layer}),
+]  # fmt: skip
+HIDDEN = [
+    appended, nested, in_a_dict, as_a_key, in_a_set, in_a_queue, a_parameter, below_a_child, of_the_class, tensors,
+    in_a_queue_of_objects, in_an_array, in_a_partial,
+    *(lambda net, layer, make=make: setattr(net, "parts", make(layer)) for make in HOLDERS),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("hide", HIDDEN)
@@ -450,6 +496,27 @@ def test_what_no_walk_finds_is_refused_at_its_first_use(hide, use):
 def test_containers_with_modules_are_refused_when_they_are_assigned(value):
     with pytest.raises(DTypeError, match="'parts'"):
         Net().parts = value
+
+
+def test_a_plain_object_may_know_parts_of_the_module_and_tensors_may_be_kept_later():
+    net = Net()
+    net.trainer, net.call = types.SimpleNamespace(model=net, optimizer=optim.SGD(net.parameters(), 0.1)), net.forward
+    net.seen = [mg.ones(2), (x for x in "ab")]
+    assert len(list(net.parameters())) == len(list(Net().parameters()))
+    net.seen.append(mg.Tensor([1.0], requires_grad=True))
+    assert len(list(net.parameters())) == len(list(Net().parameters()))
+
+
+def test_modules_nested_a_thousand_deep_are_copied_and_pickled():
+    shared = net = nn.Linear(2, 2)
+    for _ in range(999):
+        net = nn.Sequential(net)
+    for made in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
+        np.testing.assert_array_equal(next(made.parameters()).data, shared.weight.data)
+        assert [name for name, _ in made.named_parameters()] == [name for name, _ in net.named_parameters()]
+        assert "_deep" not in vars(made)
+    both, one = pickle.loads(pickle.dumps((net, shared)))
+    assert next(both.parameters()) is one.weight
 
 
 def test_what_an_attribute_keeps_may_stand_in_a_list_besides():

@@ -268,6 +268,45 @@ def check_norm(name, rows, eps, kernel, device="cpu"):
         assert (abs(ours - stored(wanted, rows.dtype)) <= bound).all()
 
 
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "definition"])
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+@pytest.mark.parametrize("part", [*EXPONENTS[1:-1], 1.0])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_normalised_channels_of_any_size(dtype, part, eps, kernel):
+    """Channels of a batch are rows of layer_norm: one of another size, and all; without a warning."""
+    info = np.finfo(dtype)
+    shift = (
+        0.5 * float(info.max) if part == 1 else np.ldexp(1.0, int(part * (info.maxexp if part > 0 else -info.minexp)))
+    )
+    operation = mg.REGISTRY["normalize_batch"] if kernel else mg.REGISTRY["normalize_batch"].definition
+    one, weight = (
+        np.multiply([[1.0, -1.0, 1.75, -2.0]] * 3, [[1.0], [shift], [1.0]]),
+        np.array([1.0, 2.0, -1.0], dtype),
+    )
+    g = np.array([[1.0, -2.0, 0.5, 0.25]] * 3, dtype)
+    for rows in [one] if part == 1 else [one, np.multiply(ROWS, shift / 8 if part > 0 else shift)]:
+        x, w = mg.Tensor(rows.T[:, :, None].astype(dtype), requires_grad=True), mg.Tensor(weight, requires_grad=True)
+        up, exact = g[:, : rows.shape[1]], rows.astype(dtype).astype(WIDE)
+        with np.errstate(all="warn", under="ignore"):
+            y, mean, var = operation(x, w, eps=eps)
+            y.backward(up.T[:, :, None])
+        normed, slope = NORMS["layer_norm"](exact, eps), pulled_back("layer_norm", exact, eps, up * weight[:, None])
+        with np.errstate(over="ignore"):
+            wide_var = (off(exact) ** 2).mean(-1).astype(dtype)
+        for ours, wanted in (
+            (y.data[..., 0].T, normed * weight[:, None]),
+            (w.grad[:, None], (up * normed).sum(-1, keepdims=True)),
+            (x.grad[..., 0].T, slope),
+            (mean.data[:, None], exact.mean(-1, keepdims=True)),
+            (var.data[:, None], wide_var[:, None]),
+        ):
+            size = abs(wanted).max(-1, keepdims=True) if ours is not mean else abs(exact).max(-1, keepdims=True)
+            bound = 64 * float(info.eps) * np.where(np.isfinite(size), size, 0) + 64 * float(info.smallest_subnormal)
+            with np.errstate(invalid="ignore"):
+                fine = (abs(ours - stored(wanted, dtype)) <= bound) | (ours == stored(wanted, dtype))
+            assert fine.all()
+
+
 # ---- sums and products ----------------------------------------------------------------------------------------------
 
 

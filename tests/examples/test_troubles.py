@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.cpu_only("small models of a program for the CPU")
 
 # What is known without a model: the entropy of the data, below which no honest loss lies, and the loss of guessing.
 ENTROPY, GUESSING = 0.5623, 2.0794
-AS_EXPECTED = {
+AS_EXPECTED: dict[str, Callable[[float, float], bool]] = {
     "explodes": lambda sick, cured: sick > 100 and ENTROPY < cured < 0.7,
     "mask": lambda sick, cured: sick < 0.3 and ENTROPY < cured < 0.7,
     "labels": lambda sick, cured: sick < 0.1 and ENTROPY < cured < 0.7,

@@ -157,7 +157,7 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {  # about twice the worst of
     ("bessel I2", 1): (20, _NEAR),
     ("beta", 0): (1000, _EXPONENT),
     ("beta", 1): (1000, "the value is a factor"),
-    ("beta", 2): (2e5, "the mixed derivative is 2 ζ(3) at 0, a difference of terms as large as the value"),
+    ("beta", 2): (5000, "the mixed derivative is 2 ζ(3) at 0, a difference of terms as large as the value"),
     ("betainc", 0): (14, _OWN),
     ("betainc", 1): (1000, _EXPONENT),
     ("betainc", 2): (1000, _EXPONENT),

@@ -31,7 +31,7 @@ from .convolution import (
 )
 from .encoder_decoder import DecoderLayer, EncoderLayer, Transformer
 from .evaluation import perplexity, sliding_windows, total_loss
-from .feedforward import FeedForward, SwiGLU
+from .feedforward import GEGLU, FeedForward, SwiGLU
 from .functional_call import functional_call
 from .generation import generate
 from .linear import Embedding, Linear
@@ -47,6 +47,7 @@ from .summary import summary
 from .transformer import TransformerBlock, TransformerLM
 
 __all__ = [
+    "GEGLU",
     "GELU",
     "GLU",
     "AvgPool1d",

@@ -63,14 +63,31 @@ class SwiGLU(Module):
     def forward(self, x: TensorLike) -> Tensor:
         """``w2(silu(w1 x) · w3 x)``."""
         if self.recompute == "half":
-            return self.w2(checkpoint(lambda gate, x: F.swiglu(gate, self.w3(x)), self.w1(x), x))
+            return self.w2(checkpoint(lambda gate, x: self._gated(gate, self.w3(x)), self.w1(x), x))
         return self.w2(checkpoint(self._units, x) if self.recompute else self._units(x))
 
     def _units(self, x: Any) -> Any:
-        return F.swiglu(self.w1(x), self.w3(x))
+        return self._gated(self.w1(x), self.w3(x))
+
+    def _gated(self, gate: Any, up: Any) -> Any:
+        return F.swiglu(gate, up)
 
     def extra_repr(self) -> str:
         return f"recompute={self.recompute!r}" if self.recompute else ""
+
+
+class GEGLU(SwiGLU):
+    """``w2(gelu(w1 x) · w3 x)`` without biases, GELU by its approximation with tanh; the arguments are SwiGLU's.
+
+    Gemma's feed-forward layer. Shazeer, "GLU Variants Improve Transformer" (2020).
+
+    >>> import minigrad as mg
+    >>> GEGLU(8)(mg.ones((2, 8))).shape
+    (2, 8)
+    """
+
+    def _gated(self, gate: Any, up: Any) -> Any:
+        return F.gelu(gate, "tanh") * up
 
 
 class FeedForward(Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from minigrad import checkpoint, random
@@ -16,7 +17,12 @@ from .checks import check_sizes
 from .linear import Linear
 from .module import Module
 
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 def swiglu_width(d_model: int) -> int:
@@ -93,7 +99,8 @@ class GEGLU(SwiGLU):
 class FeedForward(Module):
     """``w2(dropout(activation(w1 x)))`` with biases, (..., d_model) to (..., d_model) through d_ff units.
 
-    activation: "relu", "gelu", "silu", or a function. Vaswani et al., "Attention is all you need" (2017), eq. 2.
+    activation: "relu", "gelu", "gelu_tanh", "silu", or a function. Vaswani et al., "Attention is all you need" (2017),
+    eq. 2.
 
     >>> import minigrad as mg
     >>> FeedForward(8, 32, "gelu")(mg.ones((2, 8))).shape

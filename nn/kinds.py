@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from minigrad.errors import ArgumentError
-from . import functional as F
 from .attention import MultiHeadAttention
 from .feedforward import GEGLU, FeedForward, SwiGLU
 from .linear_attention import LinearAttention
@@ -36,7 +34,7 @@ def feed_forward(kind: str, d_model: int, d_ff: int | None, recompute: bool | st
     if recompute:
         got = f"recompute={'ffn' if recompute is True else recompute!r} and ffn='gelu'"
         raise ArgumentError("recompute='none' or 'block' without a gate", got, "'block' computes all of it again")
-    return FeedForward(d_model, 4 * d_model if d_ff is None else d_ff, partial(F.gelu, approximate="tanh"), **options)
+    return FeedForward(d_model, 4 * d_model if d_ff is None else d_ff, "gelu_tanh", **options)
 
 
 def self_attention(

@@ -208,7 +208,9 @@ def check_scaling(scaling: Mapping[str, Any] | None) -> None:
     kind = scaling.get("rope_type", scaling.get("type"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         kinds = ", ".join(repr(name) for name in SCALINGS if name != "default")
-        raise ArgumentError(f"a rope_scaling of type {kinds}", f"{kind!r} in {dict(scaling)}", "others are out of scope")
+        raise ArgumentError(
+            f"a rope_scaling of type {kinds}", f"{kind!r} in {dict(scaling)}", "others are out of scope"
+        )
     needed, optional = SCALINGS[kind]
     numbers = [scaling.get(name) for name in needed] + [x for name in optional if (x := scaling.get(name)) is not None]
     bad = [x for x in numbers if not isinstance(x, int | float) or not 0 < x <= sys.float_info.max]
@@ -230,7 +232,7 @@ def frequencies_of(theta: float, d_k: int, scaling: Mapping[str, Any] | None = N
     ``original… / high_freq_factor``, and blends in between, evenly in the number of turns within the original context.
     "yarn" blends between beta_slow and beta_fast turns, evenly in the number of the pair, whose bounds are rounded
     outwards unless ``truncate`` is False; queries and keys are made longer by attention_factor, 1 + 0.1 ln factor if
-    not given (Peng et al., "YaRN", 2023, eq. 18 to 22). mscale and mscale_all_dim are weights of that ln, as a quotient.
+    not given (Peng et al., "YaRN", 2023). mscale and mscale_all_dim are weights of that ln, in a quotient.
 
     >>> print(frequencies_of(4.0, 4, {"rope_type": "linear", "factor": 2.0}))
     (array([0.5 , 0.25]), 1.0)

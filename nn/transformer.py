@@ -33,8 +33,9 @@ class TransformerBlock(Module):
     """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: a pre-norm block of causal attention and SwiGLU, without biases.
 
     dropout acts on attention weights and on both branches; window, pattern and qk_norm are those of MultiHeadAttention,
-    attention_bias is its bias; recompute, ffn and norm are those of TransformerLM. linear are options of LinearAttention, which then takes its place. Xiong et al.,
-    "On Layer Normalization in the Transformer Architecture" (2020); Touvron et al., "LLaMA" (2023).
+    attention_bias is its bias; recompute, ffn and norm are those of TransformerLM. linear are options of LinearAttention,
+    which then takes its place. Xiong et al., "On Layer Normalization in the Transformer Architecture" (2020); Touvron et
+    al., "LLaMA" (2023).
 
     >>> import minigrad as mg
     >>> TransformerBlock(16, num_heads=2)(mg.ones((2, 5, 16))).shape
@@ -124,7 +125,9 @@ class TransformerBlock(Module):
         layers = attn.q_proj, attn.k_proj, attn.v_proj
         products = F.qkv_projection(x, *(layer.weight for layer in layers), self.ln1.weight, self.ln1.eps)
         biases = (layer.bias for layer in layers)
-        projections = [y if bias is None else y + bias for y, bias in zip(products, biases, strict=True)]
+        projections = [
+            y if bias is None else y + bias.astype(y.dtype) for y, bias in zip(products, biases, strict=True)
+        ]
         x = x + self.dropout(attn.attend(*projections, **options))
         weights = ffn.w1.weight, ffn.w3.weight, ffn.w2.weight
         return x + self.dropout(F.swiglu_ffn(x, *weights, self.ln2.weight, self.ln2.eps, ffn.recompute))
@@ -134,7 +137,7 @@ class TransformerLM(Module):
     """A decoder-only language model: token ids (batch, sequence) to the next token's logits (batch, sequence, vocab).
 
     Token embeddings, num_layers pre-norm blocks with rotary attention and SwiGLU, RMSNorm, a linear head; no biases.
-    That is a LLaMA; attention_bias, qk_norm, ffn, norm and positions make it one of the other families of docs/models.md.
+    That is a LLaMA; attention_bias, qk_norm, ffn, norm and positions make it another family of docs/models.md.
 
     - d_ff: width of the feed-forward layers, by default 8/3 d_model rounded up to a multiple of 64
     - num_kv_heads: heads of keys and values, fewer than num_heads for grouped-query attention
@@ -203,6 +206,8 @@ class TransformerLM(Module):
         super().__init__()
         check_sizes(vocab_size=vocab_size, context_length=context_length, d_model=d_model, num_layers=num_layers)
         self.vocab_size, self.context_length = vocab_size, context_length
+        traits: dict[str, Any] = {"attention_bias": attention_bias, "qk_norm": qk_norm, "ffn": ffn, "norm": norm}
+        self.traits = {**traits, "positions": positions}
         self.embedding_scale = math.sqrt(d_model) if scale_embeddings else None
         size = head_sizes(d_model, num_heads, num_kv_heads, head_dim)[2]
         place: dict[str, Any] = {"dtype": dtype, "device": device}
@@ -220,8 +225,7 @@ class TransformerLM(Module):
         turned = [None if learned else turned_size(size, shape["linear"]) for shape in shapes]
         ropes = {d: RotaryEmbedding(d, context_length, **turn) if d else None for d in dict.fromkeys(turned)}
         options: dict[str, Any] = {"num_kv_heads": num_kv_heads, "dropout": dropout, "norm_eps": norm_eps}
-        options |= {"attention_bias": attention_bias, "qk_norm": qk_norm, "ffn": ffn, "norm": norm}
-        options |= {"recompute": recompute_of(recompute, recompute_ffn), **drawn}
+        options |= {"recompute": recompute_of(recompute, recompute_ffn), **traits, **drawn}
         self.layers = ModuleList(
             TransformerBlock(d_model, num_heads, d_ff, rope=ropes[d], head_dim=size, **shape, **options)
             for d, shape in zip(turned, shapes, strict=True)
@@ -238,7 +242,7 @@ class TransformerLM(Module):
 
     @property
     def endless(self) -> bool:
-        """Whether it reads on past context_length, since all layers have a window or a state, and no position is learned."""
+        """Whether it reads on past context_length: all layers have a window or a state, and no position is learned."""
         return None not in self.windows and self.position_embeddings is None
 
     def hidden(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:

@@ -153,7 +153,8 @@ class Family:
 
     def has(self, name: str, value: Any) -> bool:
         """Whether its models may have this value of one of the TRAITS."""
-        return name in self.settings.values() or self.options.get(name, TRAITS[name]) == value
+        free = name in self.settings.values() and isinstance(value, bool)  # a setting of theirs: on or off
+        return free or self.options.get(name, TRAITS[name]) == value
 
 
 FAMILIES: dict[str, Family] = {

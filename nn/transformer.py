@@ -33,9 +33,9 @@ class TransformerBlock(Module):
     """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: a pre-norm block of causal attention and SwiGLU, without biases.
 
     dropout acts on attention weights and on both branches; window, pattern and qk_norm are those of MultiHeadAttention,
-    attention_bias is its bias; recompute, ffn and norm are those of TransformerLM. linear are options of LinearAttention,
-    which then takes its place. Xiong et al., "On Layer Normalization in the Transformer Architecture" (2020); Touvron et
-    al., "LLaMA" (2023).
+    attention_bias is its bias; recompute, ffn and norm are those of TransformerLM. linear are options of
+    LinearAttention, which then takes its place. Xiong et al., "On Layer Normalization in the Transformer Architecture"
+    (2020); Touvron et al., "LLaMA" (2023).
 
     >>> import minigrad as mg
     >>> TransformerBlock(16, num_heads=2)(mg.ones((2, 5, 16))).shape

@@ -1,4 +1,4 @@
-"""Folders of pretrained models beside Hugging Face's transformers: logits both ways, and settings that are refused by name."""
+"""Folders of pretrained models beside Hugging Face's transformers: logits both ways, and settings that are refused."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_each_family_comes_in_and_goes_out_with_the_logits_of_transformers(trans
     """Whole sequences, and those written token by token, through the block's own operations and through raw arrays."""
     kind, options, turning = FAMILIES[family]
     turning = {} if turning is None else rope(transformers, **turning)
-    model = theirs(transformers, tmp_path / "in", kind=kind, **options, **turning)
+    model = theirs(transformers, tmp_path / "start", kind=kind, **options, **turning)
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):  # norms and biases start as ones and zeros
             parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
@@ -124,8 +124,8 @@ def test_each_family_comes_in_and_goes_out_with_the_logits_of_transformers(trans
     steps = [ours(TOKENS[:, i : i + 1], cache=cache).data for i in range(20)]
     assert np.abs(np.concatenate(steps, 1) - expected[:, :20]).max() < 1e-4 * max(1, np.abs(expected).max() / 10)
 
-    names = {"GPT2": "gpt2", "Phi3": "phi3"}
-    nn.save_pretrained(ours, tmp_path / "out", model_type=names.get(kind))
+    like_llama = {"Mistral": "mistral", "Phi3": "phi3"}  # without a window, or split into parts
+    nn.save_pretrained(ours, tmp_path / "out", model_type=like_llama.get(kind))
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["model_type"] == model.config.model_type
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -164,7 +164,7 @@ def test_interleaved_models_of_every_family_are_written_right(transformers, tmp_
 
 def test_a_model_of_no_family_is_not_saved(tmp_path):
     model = nn.TransformerLM(23, 64, 24, 2, 4, 40, ffn="geglu", qk_norm=True)
-    with pytest.raises(ArgumentError, match="geglu|qk_norm"):
+    with pytest.raises(ArgumentError, match="geglu"):
         nn.save_pretrained(model, tmp_path / "new")
     plain = nn.TransformerLM(23, 64, 24, 2, 4, 40)
     with pytest.raises(ArgumentError, match="qk_norm"):

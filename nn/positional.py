@@ -264,6 +264,6 @@ def frequencies_of(theta: float, d_k: int, scaling: Mapping[str, Any] | None = N
 
 
 def _yarn_length(factor: float, settings: Mapping[str, Any]) -> float:
-    weights = [settings.get("mscale"), settings.get("mscale_all_dim")]
+    weights: list[Any] = [settings.get("mscale"), settings.get("mscale_all_dim")]
     above, below = (1 + 0.1 * weight * math.log(max(factor, 1)) for weight in (weights if all(weights) else [1, 0]))
     return float(above / below)

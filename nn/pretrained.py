@@ -149,7 +149,7 @@ load_llama, save_llama = load_pretrained, save_pretrained  # their names while L
 def _check_parts(model: TransformerLM) -> None:
     """Refuse a model whose parts were exchanged for some that none of a family has."""
     settings = {tuple(vars(norm)["eps"] for norm in _norms(block)) for block in model.layers}
-    widths = {getattr(block.ffn.w1, "out_features", None) for block in model.layers}
+    widths: set[Any] = {getattr(block.ffn.w1, "out_features", None) for block in model.layers}
     if len({model.ln_final.eps, *(eps for group in settings for eps in group)}) > 1 or len(widths) > 1:
         got = f"eps of {sorted(settings)} and {model.ln_final.eps} at the end, d_ff of {sorted(widths)}"
         raise ArgumentError("one eps in all norms, and one d_ff in all layers", got, "config.json has one of each")

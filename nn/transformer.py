@@ -123,7 +123,8 @@ class TransformerBlock(Module):
         """The block in fewer operations: products normalise the rows that they read, and keep fewer arrays."""
         attn, ffn = self.attn, self.ffn
         layers = attn.q_proj, attn.k_proj, attn.v_proj
-        products = F.qkv_projection(x, *(layer.weight for layer in layers), self.ln1.weight, self.ln1.eps)
+        weights = attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight
+        products = F.qkv_projection(x, *weights, self.ln1.weight, self.ln1.eps)
         biases = (layer.bias for layer in layers)
         projections = [
             y if bias is None else y + bias.astype(y.dtype) for y, bias in zip(products, biases, strict=True)
@@ -275,7 +276,8 @@ class TransformerLM(Module):
                 x = layer(x, attn_mask=mask, positions=positions, cache=cache)
             if cache is not None:
                 cache.advance(tokens.shape[-1])
-            return self.ln_final(x)
+            normed: Tensor = self.ln_final(x)
+            return normed
 
     def forward(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
         """Logits (batch, sequence, vocab) of the token that follows each token, given those before it."""

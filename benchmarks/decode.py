@@ -58,7 +58,7 @@ def writers(model: nn.TransformerLM) -> dict[str, Writer]:
     if transformers is not None:
         torch.set_num_threads(mg.get_num_threads())
         with tempfile.TemporaryDirectory() as folder:
-            nn.save_llama(model, folder)
+            nn.save_pretrained(model, folder)
             load = transformers.AutoModelForCausalLM.from_pretrained
             models = {kind: load(folder, attn_implementation=kind) for kind in ("sdpa", "eager")}
         found["transformers.generate"] = partial(generated, models["sdpa"])

@@ -31,22 +31,23 @@ from .convolution import (
 )
 from .encoder_decoder import DecoderLayer, EncoderLayer, Transformer
 from .evaluation import perplexity, sliding_windows, total_loss
-from .feedforward import FeedForward, SwiGLU
+from .feedforward import GEGLU, FeedForward, SwiGLU
 from .functional_call import functional_call
 from .generation import generate
 from .linear import Embedding, Linear
 from .linear_attention import LinearAttention
-from .llama import load_llama, save_llama
 from .masks import causal_mask, pad_sequences, padding_mask
 from .module import Module
 from .normalization import GroupNorm, LayerNorm, RMSNorm
 from .parameter import Parameter
 from .positional import RotaryEmbedding, SinusoidalPositionalEncoding
+from .pretrained import load_llama, load_pretrained, save_llama, save_pretrained
 from .sampling import next_token_probabilities
 from .summary import summary
 from .transformer import TransformerBlock, TransformerLM
 
 __all__ = [
+    "GEGLU",
     "GELU",
     "GLU",
     "AvgPool1d",
@@ -97,11 +98,13 @@ __all__ = [
     "functional_call",
     "generate",
     "load_llama",
+    "load_pretrained",
     "next_token_probabilities",
     "pad_sequences",
     "padding_mask",
     "perplexity",
     "save_llama",
+    "save_pretrained",
     "sliding_windows",
     "summary",
     "total_loss",

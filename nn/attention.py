@@ -18,6 +18,7 @@ from .cache import KVCache
 from .checks import check_probability, check_sizes
 from .linear import Linear
 from .module import Module
+from .normalization import RMSNorm
 
 
 @primitive(view=True, torch=False, numpy=False, samples=[sample((2, 3, 8), heads=4), sample((3, 6), heads=1)])
@@ -54,7 +55,9 @@ class MultiHeadAttention(Module):
     and keys to key_dim, if that is another. With
     num_kv_heads < num_heads neighbouring heads share keys and values (grouped-query attention, Ainslie et al. 2023).
     dropout drops attention weights in training. rope, a RotaryEmbedding, turns queries and keys. With bias all four
-    projections have one. Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
+    projections have one, with "qkv" those into heads alone. Vaswani et al., "Attention is all you need" (2017), section
+    3.2.2. With qk_norm an RMSNorm, of ``norm_eps``, follows the projections to queries and keys in each head (Henry et
+    al., "Query-Key Normalization", 2020, with another norm).
 
     Two options make long sequences cheaper, where no context is given: with a window position i sees positions j with
     ``|i - j| < window`` alone, with a pattern, an ``nn.BlockPattern``, those in its blocks.
@@ -69,12 +72,14 @@ class MultiHeadAttention(Module):
         d_model: int,
         num_heads: int,
         num_kv_heads: int | None = None,
-        bias: bool = False,
+        bias: bool | str = False,
         dropout: float = 0.0,
         rope: Module | None = None,
         *,
         head_dim: int | None = None,
         key_dim: int | None = None,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-5,
         window: int | None = None,
         pattern: BlockPattern | None = None,
         dtype: DType = None,
@@ -86,16 +91,21 @@ class MultiHeadAttention(Module):
             check_sizes(window=window)
         if not isinstance(pattern, BlockPattern | None):
             raise DTypeError("an nn.BlockPattern as pattern", describe(pattern), "a mask is an argument of the call")
+        if bias not in (False, True, "qkv"):
+            raise ArgumentError("a bias of False, True or 'qkv'", repr(bias), "'qkv' leaves out that of output_proj")
         self.window, self.pattern = window, pattern
         self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(d_model, num_heads, num_kv_heads, head_dim)
         self.key_dim = self.head_dim if key_dim is None else key_dim
         self.dropout = check_probability(dropout)
         wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         kinds: dict[str, Any] = {"dtype": dtype, "device": device, "generator": random.generator(generator)}
-        self.q_proj = Linear(d_model, self.num_heads * self.key_dim, bias, **kinds)
-        self.k_proj = Linear(d_model, self.num_kv_heads * self.key_dim, bias, **kinds)
-        self.v_proj = Linear(d_model, narrow, bias, **kinds)
-        self.output_proj = Linear(wide, d_model, bias, **kinds)
+        self.q_proj = Linear(d_model, self.num_heads * self.key_dim, bool(bias), **kinds)
+        self.k_proj = Linear(d_model, self.num_kv_heads * self.key_dim, bool(bias), **kinds)
+        self.v_proj = Linear(d_model, narrow, bool(bias), **kinds)
+        self.output_proj = Linear(wide, d_model, bias is True, **kinds)
+        norm: dict[str, Any] = {"eps": norm_eps, "dtype": dtype, "device": device}
+        self.q_norm = RMSNorm(self.key_dim, **norm) if qk_norm else None
+        self.k_norm = RMSNorm(self.key_dim, **norm) if qk_norm else None
         self.rope = rope
 
     def forward(
@@ -170,28 +180,37 @@ class MultiHeadAttention(Module):
 
         def keys_and_values() -> tuple[Any, Any]:
             k, v = self.k_proj(context), self.v_proj(context if values is None else values)
-            return self._turned(k, self.num_kv_heads, None), split_heads(v, self.num_kv_heads)
+            return self._turned(self._keys(k), None), split_heads(v, self.num_kv_heads)
 
-        q = self._turned(self.q_proj(x), self.num_heads, places_of(positions, cache, x.shape[-2]))
+        q = self._turned(self._queries(self.q_proj(x)), places_of(positions, cache, x.shape[-2]))
         return q, *(keys_and_values() if cache is None else cache.once(self, keys_and_values))
 
     def _own_heads(
         self, q: Any, k: Any, v: Any, positions: Any, cache: KVCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The projections of one sequence in heads; keys and values follow those in the cache."""
+        q, k, v = self._queries(q), self._keys(k), split_heads(v, self.num_kv_heads)
         if cache is not None and cache.sinks:
-            k, v = cache.extend(self, split_heads(k, self.num_kv_heads), split_heads(v, self.num_kv_heads))
+            k, v = cache.extend(self, k, v)
             place = range(k.shape[-2])  # counted within the cache
-            k = k if self.rope is None else self.rope(k, place)
-            return self._turned(q, self.num_heads, place[len(place) - q.shape[-2] :]), k, v
+            return self._turned(q, place[len(place) - q.shape[-2] :]), self._turned(k, place), v
         place = places_of(positions, cache, q.shape[-2])
-        k, v = self._turned(k, self.num_kv_heads, place), split_heads(v, self.num_kv_heads)
+        k = self._turned(k, place)
         k, v = (k, v) if cache is None else cache.extend(self, k, v)
-        return self._turned(q, self.num_heads, place), k, v
+        return self._turned(q, place), k, v
 
-    def _turned(self, x: Any, heads: int, place: Any) -> Any:
-        """The heads of queries or keys, turned by their positions where there is a rope."""
-        x = split_heads(x, heads)
+    def _queries(self, x: Any) -> Any:
+        """The projection to queries in heads, each normalised where there is a norm."""
+        x = split_heads(x, self.num_heads)
+        return x if self.q_norm is None else self.q_norm(x)
+
+    def _keys(self, x: Any) -> Any:
+        """``_queries`` of keys."""
+        x = split_heads(x, self.num_kv_heads)
+        return x if self.k_norm is None else self.k_norm(x)
+
+    def _turned(self, x: Any, place: Any) -> Any:
+        """Heads turned by their positions where there is a rope."""
         return x if self.rope is None else self.rope(x, place)
 
     def _output(self, q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, cache: KVCache | None) -> Tensor:

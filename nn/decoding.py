@@ -28,6 +28,7 @@ from .activation import Dropout
 from .attention import MultiHeadAttention
 from .linear import Linear
 from .module import is_plain
+from .normalization import RMSNorm
 from .positional import RotaryEmbedding
 
 KEY_NS = 0.5  # time of a feature of a key and its value on one core
@@ -49,9 +50,12 @@ def fits(block: Any, x: Any, mask: Any, positions: Any, cache: Any) -> bool:
     attn, ffn = block.attn, block.ffn
     if not (is_plain(attn, MultiHeadAttention) and is_plain(attn.output_proj, Linear)):
         return False
-    layers = attn.q_proj, attn.k_proj, attn.v_proj, attn.output_proj, ffn.w1, ffn.w2, ffn.w3, block.ln1, block.ln2
+    norms = [norm for norm in (attn.q_norm, attn.k_norm) if norm is not None]
+    matrices = attn.q_proj, attn.k_proj, attn.v_proj, attn.output_proj, ffn.w1, ffn.w2, ffn.w3
+    biases = [layer.bias for layer in matrices if layer.bias is not None]
     return (
-        _are_plain([layer.weight for layer in layers], x)
+        _are_plain([*biases, *(layer.weight for layer in (*matrices, block.ln1, block.ln2, *norms))], x)
+        and all(is_plain(norm, RMSNorm) and norm.weight.shape == (attn.head_dim,) for norm in norms)
         and is_plain(block.dropout, Dropout)
         and not (block.dropout.training and block.dropout.p)
         and not (attn.training and attn.dropout)
@@ -125,6 +129,14 @@ def _attended(attn: Any, projections: Array, mask: Any, positions: Any, cache: A
     batch, heads, shared, size = projections.shape[1], attn.num_heads, attn.num_kv_heads, attn.head_dim
     x = np.ascontiguousarray(projections.T).reshape(batch, -1, 1, size)
     pair, v = x[:, : heads + shared], x[:, heads + shared :]
+    if attn.q_norm is not None:
+        pair = np.concatenate(
+            [
+                _normed(norm, part.reshape(-1, size)).reshape(part.shape)
+                for norm, part in ((attn.q_norm, pair[:, :heads]), (attn.k_norm, pair[:, heads:]))
+            ],
+            axis=1,
+        )
     if attn.rope is not None:
         cos, sin = attn.rope.at(cache.length, positions, x.dtype)
         pair = turned(pair, cos, sin, attn.rope.layout)

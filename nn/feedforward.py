@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from minigrad import checkpoint, random
@@ -19,6 +20,7 @@ from .module import Module
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": F.relu,
     "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "sigmoid": F.sigmoid,
 }
@@ -68,20 +70,37 @@ class SwiGLU(Module):
     def forward(self, x: TensorLike) -> Tensor:
         """``w2(silu(w1 x) · w3 x)``."""
         if self.recompute == "half":
-            return self.w2(checkpoint(lambda gate, x: F.swiglu(gate, self.w3(x)), self.w1(x), x))
+            return self.w2(checkpoint(lambda gate, x: self._gated(gate, self.w3(x)), self.w1(x), x))
         return self.w2(checkpoint(self._units, x) if self.recompute else self._units(x))
 
     def _units(self, x: Any) -> Any:
-        return F.swiglu(self.w1(x), self.w3(x))
+        return self._gated(self.w1(x), self.w3(x))
+
+    def _gated(self, gate: Any, up: Any) -> Any:
+        return F.swiglu(gate, up)
 
     def extra_repr(self) -> str:
         return f"recompute={self.recompute!r}" if self.recompute else ""
 
 
+class GEGLU(SwiGLU):
+    """``w2(gelu(w1 x) · w3 x)`` without biases, GELU by its approximation with tanh; the arguments are SwiGLU's.
+
+    Gemma's feed-forward layer. Shazeer, "GLU Variants Improve Transformer" (2020).
+
+    >>> import minigrad as mg
+    >>> GEGLU(8)(mg.ones((2, 8))).shape
+    (2, 8)
+    """
+
+    def _gated(self, gate: Any, up: Any) -> Any:
+        return F.gelu(gate, "tanh") * up
+
+
 class FeedForward(Module):
     """``w2(dropout(activation(w1 x)))`` with biases, (..., d_model) to (..., d_model) through d_ff units.
 
-    activation: "relu", "gelu", "silu", "sigmoid", or a function. Vaswani et al., "Attention is all you need" (2017),
+    activation: "relu", "gelu", "gelu_tanh", "silu", "sigmoid", or a function. Vaswani et al., "Attention is all you need" (2017),
     eq. 2. With gated ``w2(dropout(activation(w1 x) · w3 x))``: "sigmoid" is then the GLU layer, "relu" ReGLU, "gelu"
     GEGLU, "silu" SwiGLU and ``lambda x: x`` Bilinear of Shazeer, "GLU Variants Improve Transformer" (2020).
 

@@ -7,10 +7,34 @@ from typing import Any
 
 from minigrad.errors import ArgumentError
 from .attention import MultiHeadAttention
+from .feedforward import GEGLU, FeedForward, SwiGLU
 from .linear_attention import LinearAttention
+from .module import Module
+from .normalization import LayerNorm, RMSNorm
 
 # The kinds of attention, and the option that says more of each.
 KINDS = {"full": "", "window": "window", "blocks": "pattern", "linear": "linear"}
+NORMS: dict[str, type[Module]] = {"rms": RMSNorm, "layer": LayerNorm}
+FEED_FORWARD = ("swiglu", "geglu", "gelu")
+
+
+def norm_of(kind: str) -> Any:
+    """The class of norms, RMSNorm or LayerNorm, that is called so."""
+    if kind not in NORMS:
+        raise ArgumentError(f"a norm of {', '.join(map(repr, NORMS))}", repr(kind), "'rms' has no mean and no bias")
+    return NORMS[kind]
+
+
+def feed_forward(kind: str, d_model: int, d_ff: int | None, recompute: bool | str, **options: Any) -> Module:
+    """The feed-forward layer of a block: one with a gate, or two matrices with biases and GELU (4 d_model wide)."""
+    if kind not in FEED_FORWARD:
+        raise ArgumentError(f"an ffn of {', '.join(map(repr, FEED_FORWARD))}", repr(kind), "'swiglu' is LLaMA's")
+    if kind != "gelu":
+        return (SwiGLU if kind == "swiglu" else GEGLU)(d_model, d_ff, recompute=recompute, **options)
+    if recompute:
+        got = f"recompute={'ffn' if recompute is True else recompute!r} and ffn='gelu'"
+        raise ArgumentError("recompute='none' or 'block' without a gate", got, "'block' computes all of it again")
+    return FeedForward(d_model, 4 * d_model if d_ff is None else d_ff, "gelu_tanh", **options)
 
 
 def self_attention(

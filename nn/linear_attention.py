@@ -41,7 +41,7 @@ class LinearAttention(MultiHeadAttention):
         d_model: int,
         num_heads: int,
         num_kv_heads: int | None = None,
-        bias: bool = False,
+        bias: bool | str = False,
         rope: Module | None = None,
         *,
         head_dim: int | None = None,
@@ -133,7 +133,7 @@ class LinearAttention(MultiHeadAttention):
         """Weighted means of the values in each head, from projections of queries and keys."""
         if cache is not None and not is_causal:
             raise ArgumentError("is_causal=True with a cache", "is_causal=False", "a state has no later positions")
-        q, k, place = split_heads(q, self.num_heads), split_heads(k, self.num_kv_heads), None
+        q, k, place = self._queries(q), self._keys(k), None
         if self.rope is not None:
             place = places_of(positions, cache, q.shape[-2])
         if mask is not None:

@@ -75,8 +75,9 @@ class RotaryEmbedding(Module):
     (2k-1, 2k), "half" pairs k with k + d_k/2 (as Hugging Face's LLaMA weights do). The tables of cosines and sines are
     computed in float64 and rounded once, to the dtype in which they are used; they are no part of the state dict.
 
-    scaling is a ``rope_scaling`` of a Hugging Face configuration: ``{"rope_type": "linear", "factor": 2.0}``, or
-    "llama3" with factor, low_freq_factor, high_freq_factor and original_max_position_embeddings. If endless, positions
+    scaling is a ``rope_scaling`` of a Hugging Face configuration: ``{"rope_type": "linear", "factor": 2.0}``; "llama3"
+    with factor, low_freq_factor, high_freq_factor and original_max_position_embeddings; or "yarn" with factor and
+    original_max_position_embeddings, see ``frequencies_of``. If endless, positions
     may lie beyond max_seq_len; those angles are computed anew in each call.
 
     Su et al., "RoFormer" (2021).
@@ -109,7 +110,9 @@ class RotaryEmbedding(Module):
             raise ArgumentError("a positive theta", repr(theta), "10000 is usual")
         self.d_k, self.max_seq_len, self.theta, self.layout = d_k, max_seq_len, theta, layout
         self.endless, self.scaling = endless, None if scaling is None else dict(scaling)
-        scaled_frequencies(np.ones(1), scaling)  # refuses a scaling that it doesn't know
+        check_scaling(scaling)
+        if theta <= 1 and "yarn" in (self.scaling or {}).values():
+            raise ArgumentError("a theta above 1 with yarn", repr(theta), "10000 is usual")
         self._tables: dict[tuple[str, str], tuple[NDArray, NDArray]] = {}
 
     def forward(self, x: Tensor, positions: TensorLike | None = None) -> Tensor:
@@ -141,9 +144,9 @@ class RotaryEmbedding(Module):
         return cos[rows], sin[rows]
 
     def _made(self, positions: NDArray, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
-        frequencies = scaled_frequencies(self.theta ** (-np.arange(0, self.d_k, 2) / self.d_k), self.scaling)
+        frequencies, length = frequencies_of(self.theta, self.d_k, self.scaling)
         angles = positions[..., None] * frequencies
-        cos, sin = (asarray(f(angles), dtype, device).data for f in (np.cos, np.sin))
+        cos, sin = (asarray(length * f(angles), dtype, device).data for f in (np.cos, np.sin))
         return cos, sin
 
     def tables(self, dtype: Any, device: str, rows: int) -> tuple[NDArray, NDArray]:
@@ -183,39 +186,84 @@ def checked_positions(positions: Any, length: int, device: str, name: str, limit
     return place if isinstance(place, slice) else to_device(place, device)
 
 
-def scaled_frequencies(frequencies: Any, scaling: Mapping[str, Any] | None) -> Any:
-    """RoPE's frequencies stretched for longer contexts, as a ``rope_scaling`` of a Hugging Face configuration says.
+# The numbers that each kind of scaling needs, and those that it may have.
+SCALINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    ),
+}
+
+
+def check_scaling(scaling: Mapping[str, Any] | None) -> None:
+    """Refuse a ``rope_scaling`` whose kind or settings are not known, by name.
+
+    >>> check_scaling({"rope_type": "linear", "factor": 2.0})
+    """
+    if scaling is None:
+        return
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        kinds = ", ".join(repr(name) for name in SCALINGS if name != "default")
+        raise ArgumentError(
+            f"a rope_scaling of type {kinds}", f"{kind!r} in {dict(scaling)}", "others are out of scope"
+        )
+    needed, optional = SCALINGS[kind]
+    numbers = [scaling.get(name) for name in needed] + [x for name in optional if (x := scaling.get(name)) is not None]
+    bad = [x for x in numbers if not isinstance(x, int | float) or not 0 < x <= sys.float_info.max]
+    known = {*needed, *optional, "rope_type", "type", "rope_theta"} | ({"truncate"} if kind == "yarn" else set())
+    if bad or scaling.keys() - known or not isinstance(scaling.get("truncate", True), bool):
+        hint = "as in a config.json of transformers"
+        raise ArgumentError(f"a rope_scaling {kind!r} with numbers above 0 {needed}", f"{dict(scaling)}", hint)
+    fast, slow = ("high_freq_factor", "low_freq_factor") if kind == "llama3" else ("beta_fast", "beta_slow")
+    if (scaling.get(fast) or 32) <= (scaling.get(slow) or 1):
+        hint = "LLaMA 3 has 4 and 1, yarn 32 and 1"
+        raise ArgumentError(f"a {fast} above {slow}", f"{dict(scaling)}", hint)
+
+
+def frequencies_of(theta: float, d_k: int, scaling: Mapping[str, Any] | None = None) -> tuple[NDArray, float]:
+    """RoPE's frequencies (d_k/2,), and the length of its cosines and sines, as a ``rope_scaling`` stretches them.
 
     "linear" divides all by ``factor``: positions are interpolated. "llama3" does so for wavelengths longer than
     ``original_max_position_embeddings / low_freq_factor``, leaves alone those shorter than
-    ``original… / high_freq_factor``, and blends in between. Others are refused by name.
+    ``original… / high_freq_factor``, and blends in between, evenly in the number of turns within the original context.
+    "yarn" blends between beta_slow and beta_fast turns, evenly in the number of the pair, whose bounds are rounded
+    outwards unless ``truncate`` is False; queries and keys are made longer by attention_factor, 1 + 0.1 ln factor if
+    not given (Peng et al., "YaRN", 2023). mscale and mscale_all_dim are weights of that ln, in a quotient.
 
-    >>> print(scaled_frequencies(np.array([1.0, 0.5]), {"rope_type": "linear", "factor": 2.0}))
-    [0.5  0.25]
+    >>> print(frequencies_of(4.0, 4, {"rope_type": "linear", "factor": 2.0}))
+    (array([0.5 , 0.25]), 1.0)
     """
-    if scaling is None:
-        return frequencies
-    kind = scaling.get("rope_type", scaling.get("type"))
-    names = {"default": (), "linear": ("factor",), "llama3": LLAMA3}.get(str(kind))
-    if names is None:
-        hint = "others are out of scope"
-        raise ArgumentError("a rope_scaling of type 'linear' or 'llama3'", f"{kind!r} in {dict(scaling)}", hint)
-    numbers: list[Any] = [scaling.get(name) for name in names]
-    bad = [x for x in numbers if not isinstance(x, int | float) or not 0 < x <= sys.float_info.max]
-    unknown = sorted(scaling.keys() - {*names, "rope_type", "type", "rope_theta"})
-    if bad or unknown:
-        hint = "as in a config.json of transformers"
-        raise ArgumentError(f"a rope_scaling {kind!r} with numbers above 0 {names}", f"{dict(scaling)}", hint)
+    check_scaling(scaling)
+    frequencies = theta ** (-np.arange(0, d_k, 2) / d_k)
+    settings = {name: value for name, value in (scaling or {}).items() if value is not None}
+    kind, factor = settings.get("rope_type", settings.get("type", "default")), settings.get("factor", 1.0)
+    original, length = settings.get("original_max_position_embeddings", 1), 1.0
     if kind == "default":
-        return frequencies
-    if kind == "linear":
-        return frequencies / scaling["factor"]
-    factor, low, high, original = numbers
-    if not high > low:
-        raise ArgumentError("a high_freq_factor above low_freq_factor", f"{dict(scaling)}", "LLaMA 3 has 4 and 1")
-    turns = original * frequencies / (2 * math.pi)  # full turns within the original context
-    unscaled = np.clip((turns - low) / (high - low), 0, 1)
-    return frequencies * (unscaled + (1 - unscaled) / factor)
+        return frequencies, length
+    kept: Any = 0.0  # how much of a frequency stays
+    if kind == "llama3":
+        low, high = settings["low_freq_factor"], settings["high_freq_factor"]
+        turns = original * frequencies / (2 * math.pi)  # full turns within the original context
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+    elif kind == "yarn":
+        # the number of the pair that makes so many turns within the original context
+        first, last = (
+            d_k * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            for turns in (settings.get("beta_fast", 32), settings.get("beta_slow", 1))
+        )
+        if settings.get("truncate", True):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, d_k - 1)
+        kept = 1 - np.clip((np.arange(d_k // 2) - first) / (last - first or 0.001), 0, 1)
+        length = settings.get("attention_factor") or _yarn_length(factor, settings)
+    return frequencies * (kept + (1 - kept) / factor), length
 
 
-LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+def _yarn_length(factor: float, settings: Mapping[str, Any]) -> float:
+    weights: list[Any] = [settings.get("mscale"), settings.get("mscale_all_dim")]
+    above, below = (1 + 0.1 * weight * math.log(max(factor, 1)) for weight in (weights if all(weights) else [1, 0]))
+    return float(above / below)

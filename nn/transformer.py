@@ -21,7 +21,7 @@ from .cache import KVCache
 from .checks import as_ids, check_sizes, warn
 from .containers import ModuleList
 from .feedforward import SwiGLU
-from .kinds import self_attention, shapes_of, turned_size, window_of
+from .kinds import feed_forward, norm_of, self_attention, shapes_of, turned_size, window_of
 from .linear import Embedding, Linear, head_loss
 from .linear_attention import LinearAttention
 from .module import Module, is_plain
@@ -32,9 +32,10 @@ from .positional import RotaryEmbedding
 class TransformerBlock(Module):
     """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: a pre-norm block of causal attention and SwiGLU, without biases.
 
-    dropout acts on attention weights and on both branches; window and pattern are those of MultiHeadAttention, and
-    recompute is that of TransformerLM. linear are options of LinearAttention, which then takes its place. Xiong et al.,
-    "On Layer Normalization in the Transformer Architecture" (2020); Touvron et al., "LLaMA" (2023).
+    dropout acts on attention weights and on both branches; window, pattern and qk_norm are those of MultiHeadAttention,
+    attention_bias is its bias; recompute, ffn and norm are those of TransformerLM. linear are options of
+    LinearAttention, which then takes its place. Xiong et al., "On Layer Normalization in the Transformer Architecture"
+    (2020); Touvron et al., "LLaMA" (2023).
 
     >>> import minigrad as mg
     >>> TransformerBlock(16, num_heads=2)(mg.ones((2, 5, 16))).shape
@@ -55,6 +56,10 @@ class TransformerBlock(Module):
         window: int | None = None,
         pattern: BlockPattern | None = None,
         linear: Mapping[str, Any] | None = None,
+        attention_bias: bool | str = False,
+        qk_norm: bool = False,
+        ffn: str = "swiglu",
+        norm: str = "rms",
         recompute: str = "none",
         recompute_ffn: bool | None = None,
         dtype: DType = None,
@@ -66,10 +71,11 @@ class TransformerBlock(Module):
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         drawn = {**place, "generator": random.generator(generator)}
         shape: dict[str, Any] = {"window": window, "pattern": pattern, "rope": rope, "head_dim": head_dim}
-        self.ln1 = RMSNorm(d_model, norm_eps, **place)
+        shape |= {"bias": attention_bias, "qk_norm": qk_norm, "norm_eps": norm_eps}
+        self.ln1 = norm_of(norm)(d_model, norm_eps, **place)
         self.attn = self_attention(d_model, num_heads, num_kv_heads, linear, dropout=dropout, **shape, **drawn)
-        self.ln2 = RMSNorm(d_model, norm_eps, **place)
-        self.ffn = SwiGLU(d_model, d_ff, recompute=RECOMPUTED[self.recompute], **drawn)
+        self.ln2 = norm_of(norm)(d_model, norm_eps, **place)
+        self.ffn: Any = feed_forward(ffn, d_model, d_ff, RECOMPUTED[self.recompute], **drawn)
         self.dropout = Dropout(dropout)
 
     def forward(
@@ -105,8 +111,10 @@ class TransformerBlock(Module):
         attn, ffn = self.attn, self.ffn
         if not ((is_plain(attn, MultiHeadAttention) or is_plain(attn, LinearAttention)) and is_plain(ffn, SwiGLU)):
             return False
-        matrices = attn.q_proj, attn.k_proj, attn.v_proj, ffn.w1, ffn.w2, ffn.w3
-        return all(is_plain(layer, Linear) and layer.bias is None for layer in matrices) and all(
+        projections, matrices = (attn.q_proj, attn.k_proj, attn.v_proj), (ffn.w1, ffn.w2, ffn.w3)
+        if not all(is_plain(layer, Linear) for layer in (*projections, *matrices)):
+            return False
+        return all(layer.bias is None for layer in matrices) and all(
             is_plain(norm, RMSNorm) and norm.normalized_shape == getattr(norm.weight, "shape", ()) == x.shape[-1:]
             for norm in (self.ln1, self.ln2)
         )
@@ -114,8 +122,13 @@ class TransformerBlock(Module):
     def _fused(self, x: Tensor, options: dict[str, Any]) -> Tensor:
         """The block in fewer operations: products normalise the rows that they read, and keep fewer arrays."""
         attn, ffn = self.attn, self.ffn
+        layers = attn.q_proj, attn.k_proj, attn.v_proj
         weights = attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight
-        projections = F.qkv_projection(x, *weights, self.ln1.weight, self.ln1.eps)
+        products = F.qkv_projection(x, *weights, self.ln1.weight, self.ln1.eps)
+        biases = (layer.bias for layer in layers)
+        projections = [
+            y if bias is None else y + bias.astype(y.dtype) for y, bias in zip(products, biases, strict=True)
+        ]
         x = x + self.dropout(attn.attend(*projections, **options))
         weights = ffn.w1.weight, ffn.w3.weight, ffn.w2.weight
         return x + self.dropout(F.swiglu_ffn(x, *weights, self.ln2.weight, self.ln2.eps, ffn.recompute))
@@ -125,7 +138,8 @@ class TransformerLM(Module):
     """A decoder-only language model: token ids (batch, sequence) to the next token's logits (batch, sequence, vocab).
 
     Token embeddings, num_layers pre-norm blocks with rotary attention and SwiGLU, RMSNorm, a linear head; no biases but
-    that of the head, if asked for.
+    that of the head, if asked for. That is a LLaMA; attention_bias, qk_norm, ffn, norm and positions make it another
+    family of docs/models.md.
 
     - d_ff: width of the feed-forward layers, by default 8/3 d_model rounded up to a multiple of 64
     - num_kv_heads: heads of keys and values, fewer than num_heads for grouped-query attention
@@ -134,6 +148,10 @@ class TransformerLM(Module):
     - head_bias: the head has a bias, ``lm_head.bias``
     - dropout: of the embeddings, attention weights and both branches of each block
     - rope_layout, rope_scaling: those of RotaryEmbedding; head_dim: d_model / num_heads if not given
+    - attention_bias: of all four projections of attention, or "qkv", of those into heads; qk_norm: an RMSNorm of each
+      head's queries and keys
+    - ffn: "swiglu"; "geglu", :class:`GEGLU`; or "gelu", two matrices with biases, GELU (tanh) between, d_ff = 4 d_model
+    - norm: "rms" or "layer"; positions: "rotary" or "learned", embeddings that are added to those of the tokens
     - attention: the kind of each layer, "full", "window", "blocks" or "linear", or a list of kinds; by default what
       window, pattern and linear say
     - window: in layers of that kind token i sees tokens j with ``i - window < j <= i``; or a list, None for the others.
@@ -178,6 +196,11 @@ class TransformerLM(Module):
         window: int | Sequence[int | None] | None = None,
         pattern: BlockPattern | Sequence[BlockPattern | None] | None = None,
         linear: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        attention_bias: bool | str = False,
+        qk_norm: bool = False,
+        ffn: str = "swiglu",
+        norm: str = "rms",
+        positions: str = "rotary",
         recompute: str = "none",
         recompute_ffn: bool | None = None,
         dtype: DType = None,
@@ -187,25 +210,31 @@ class TransformerLM(Module):
         super().__init__()
         check_sizes(vocab_size=vocab_size, context_length=context_length, d_model=d_model, num_layers=num_layers)
         self.vocab_size, self.context_length = vocab_size, context_length
+        traits: dict[str, Any] = {"attention_bias": attention_bias, "qk_norm": qk_norm, "ffn": ffn, "norm": norm}
+        self.traits = {**traits, "positions": positions}
         self.embedding_scale = math.sqrt(d_model) if scale_embeddings else None
         size = head_sizes(d_model, num_heads, num_kv_heads, head_dim)[2]
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         drawn = {**place, "generator": random.generator(generator)}
         std = 1 / math.sqrt(d_model) if tie_embeddings or scale_embeddings else 1.0
         self.token_embeddings = Embedding(vocab_size, d_model, std=std, **drawn)
+        if positions not in ("rotary", "learned"):
+            raise ArgumentError("positions of 'rotary' or 'learned'", repr(positions), "'rotary' is usual")
+        learned = positions == "learned"
+        self.position_embeddings = Embedding(context_length, d_model, std=std, **drawn) if learned else None
         self.dropout = Dropout(dropout)
         shapes = shapes_of(num_layers, attention, window=window, pattern=pattern, linear=linear)
         endless = all(shape["window"] or shape["linear"] is not None for shape in shapes)
         turn: dict[str, Any] = {"theta": rope_theta, "layout": rope_layout, "scaling": rope_scaling, "endless": endless}
-        turned = [turned_size(size, shape["linear"]) for shape in shapes]
+        turned = [None if learned else turned_size(size, shape["linear"]) for shape in shapes]
         ropes = {d: RotaryEmbedding(d, context_length, **turn) if d else None for d in dict.fromkeys(turned)}
         options: dict[str, Any] = {"num_kv_heads": num_kv_heads, "dropout": dropout, "norm_eps": norm_eps}
-        options |= {"recompute": recompute_of(recompute, recompute_ffn), **drawn}
+        options |= {"recompute": recompute_of(recompute, recompute_ffn), **traits, **drawn}
         self.layers = ModuleList(
             TransformerBlock(d_model, num_heads, d_ff, rope=ropes[d], head_dim=size, **shape, **options)
             for d, shape in zip(turned, shapes, strict=True)
         )
-        self.ln_final = RMSNorm(d_model, norm_eps, **place)
+        self.ln_final = norm_of(norm)(d_model, norm_eps, **place)
         self.lm_head = Linear(d_model, vocab_size, head_bias, **drawn)
         if tie_embeddings:
             self.lm_head.weight = self.token_embeddings.weight
@@ -217,8 +246,8 @@ class TransformerLM(Module):
 
     @property
     def endless(self) -> bool:
-        """Whether it reads on past context_length, since all layers have a window or a state."""
-        return None not in self.windows
+        """Whether it reads on past context_length: all layers have a window or a state, and no position is learned."""
+        return None not in self.windows and self.position_embeddings is None
 
     def hidden(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
         """The input of the head: the normalized output (batch, sequence, d_model) of the last block.
@@ -240,12 +269,18 @@ class TransformerLM(Module):
             x = self.token_embeddings(tokens)
             if self.embedding_scale is not None:
                 x = x * self.embedding_scale
+            if self.position_embeddings is not None:
+                if cache is not None and cache.sinks:
+                    raise ArgumentError("no sinks with learned positions", f"{cache.sinks}", "rotary ones can be moved")
+                places = range(before, before + tokens.shape[-1]) if positions is None else positions
+                x = x + self.position_embeddings(places)
             x = self.dropout(x)
             for layer in self.layers:
                 x = layer(x, attn_mask=mask, positions=positions, cache=cache)
             if cache is not None:
                 cache.advance(tokens.shape[-1])
-            return self.ln_final(x)
+            normed: Tensor = self.ln_final(x)
+            return normed
 
     def forward(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
         """Logits (batch, sequence, vocab) of the token that follows each token, given those before it."""

@@ -9,7 +9,7 @@ from training.flags import raise_any
 
 import nn
 from minigrad.serialize import write_whole
-from nn.llama import prepared
+from nn.pretrained import prepared
 from text.tokenizers import Tokenizer
 
 MODEL = ("meta.json", "config.json", "tokenizer.json", "tokenizer_config.json")
@@ -37,7 +37,7 @@ class HfExport:
 
     def write(self, model: nn.TransformerLM) -> str:
         """Write the files; a line for people that says so."""
-        nn.save_llama(model, self.folder)
+        nn.save_pretrained(model, self.folder)
         if self.tokenizer is None:
             for name in ("tokenizer.json", "tokenizer_config.json"):  # those of a model that was there before
                 (self.folder / name).unlink(missing_ok=True)

@@ -152,8 +152,8 @@ def make(folder: Path) -> None:
     flags = f"{TINY} --data {folder / 'text.txt'} --out-dir {folder / 'run'} --device cpu --no-progress --max-iters 2"
     assert train_lm.main(flags.split()) == 0
     model = nn.TransformerLM(30, 16, 8, 1, 2, 8, generator=1)
-    nn.save_llama(model, folder / "whole")
-    nn.save_llama(model, folder / "shards")
+    nn.save_pretrained(model, folder / "whole")
+    nn.save_pretrained(model, folder / "shards")
     weights = folder / "shards" / "model.safetensors"
     names = dict.fromkeys(mg.load(weights), "model-1.safetensors")
     weights.rename(folder / "shards" / "model-1.safetensors")
@@ -187,7 +187,7 @@ def run(main: Callable[[list[str]], int], *flags: str) -> str:
 
 
 def llama(folder: Path) -> None:
-    model = nn.load_llama(folder)
+    model = nn.load_pretrained(folder)
     assert model([[0]]).shape[:2] == (1, 1)
 
 
@@ -195,8 +195,8 @@ STEP = "run/step_00000002"
 READERS: dict[str, tuple[list[str], Callable[[Path], Any]]] = {
     "load": (["arrays.safetensors"], lambda folder: mg.load(folder / "arrays.safetensors")),
     "load_metadata": (["arrays.safetensors"], lambda folder: mg.load_metadata(folder / "arrays.safetensors")),
-    "load_llama": (["whole/config.json", "whole/model.safetensors"], lambda folder: llama(folder / "whole")),
-    "load_llama, shards": (
+    "load_pretrained": (["whole/config.json", "whole/model.safetensors"], lambda folder: llama(folder / "whole")),
+    "load_pretrained, shards": (
         ["shards/config.json", "shards/model-1.safetensors", "shards/model.safetensors.index.json"],
         lambda folder: llama(folder / "shards"),
     ),

@@ -85,7 +85,7 @@ def test_another_model_is_not_overwritten_unasked(tmp_path, there):
         HfExport(tmp_path, IdTokenizer(30))
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"another's"]
     HfExport(tmp_path, IdTokenizer(30), overwrite=True).write(nn.TransformerLM(30, 16, 8, 1, 2, generator=1))
-    assert nn.load_llama(tmp_path).vocab_size == 30
+    assert nn.load_pretrained(tmp_path).vocab_size == 30
 
 
 def test_a_checkpoint_is_never_exported_into(tmp_path):

@@ -589,7 +589,7 @@ def test_a_window_is_exported(train: Train, tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     assert train("run", f"--max-iters 1 --window 3 --export-hf {folder}") == 0
     assert json.loads((folder / "config.json").read_text())["sliding_window"] == 3
-    assert set(nn.load_llama(folder).windows) == {3}
+    assert set(nn.load_pretrained(folder).windows) == {3}
 
 
 def test_several_samples_and_no_checkpoint(

@@ -165,3 +165,17 @@ def test_wrong_tokens_after_a_position_are_refused(taken):
     with pytest.raises(mg.errors.ShapeError, match="leading axes"):
         cache.reset()
         _ = model.next_logits([[1]], cache), model.next_logits([[1], [1]], cache)
+
+
+def test_norms_of_queries_and_keys_are_seen_by_the_raw_path():
+    """A hook on one of them runs at each step; a norm of another kind takes its own path."""
+    model = nn.TransformerLM(11, 16, 16, 1, 2, qk_norm=True, attention_bias="qkv", generator=1).eval()
+    attn, calls = model.layers[0].attn, []
+    attn.q_norm.register_forward_hook(lambda *_: calls.append(1))
+    cache = nn.KVCache(model)
+    model([[1]], cache=cache), model([[2]], cache=cache)
+    assert len(calls) == 2
+    attn.k_norm = nn.LayerNorm(8)
+    cache, tokens = nn.KVCache(model), [[1, 2, 3]]
+    steps = [model([[token]], cache=cache).data[:, 0] for token in tokens[0]]
+    np.testing.assert_allclose(np.stack(steps, 1), model(tokens).data, atol=1e-5)

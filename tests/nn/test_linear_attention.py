@@ -268,7 +268,7 @@ layer = nn.LinearAttention(16, 2)
         (lambda: language_model(linear={"rope_place": "beside"}), ArgumentError, "rope_place"),
         (lambda: language_model(linear={**TAYLOR, "rope_place": "after"}), ArgumentError, "Taylor"),
         (lambda: nn.KVCache(language_model(attention="linear"), sinks=2), ArgumentError, "no sinks"),
-        (lambda: nn.save_llama(language_model(attention="linear"), "nowhere"), ArgumentError, "linear attention"),
+        (lambda: nn.save_pretrained(language_model(attention="linear"), "nowhere"), ArgumentError, "linear attention"),
         (lambda: layer(x, x), ArgumentError, "no context"),
         (lambda: layer(x, attn_mask=np.zeros((5, 5))), DTypeError, "a boolean mask of keys alone"),
         (lambda: layer(x, attn_mask=nn.causal_mask(5)), ShapeError, "is_causal=True"),

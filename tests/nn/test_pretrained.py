@@ -1,4 +1,4 @@
-"""LLaMA folders beside Hugging Face's transformers: logits both ways, and settings that are refused by name."""
+"""Folders of pretrained models beside Hugging Face's transformers: logits both ways, and settings that are refused."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ def logits_of(model):
 def theirs(transformers, folder, kind="Llama", dtype=torch.float32, shard="5GB", **options):
     """A random model of transformers, far from its start, saved to the folder."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, "initializer_range": 0.3, **options})
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype)
+    config = getattr(transformers, f"{kind}Config")(
+        **{**(GPT2 if kind == "GPT2" else SIZES), "initializer_range": 0.3, **options}
+    )
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{kind}{head}")(config).to(dtype)
     model.save_pretrained(folder, max_shard_size=shard)
     return model
 
@@ -71,7 +74,7 @@ def rope(transformers, theta=10000.0, **scaling):
 )
 def test_loaded_logits_are_those_of_transformers(transformers, tmp_path, options, turning):
     model = theirs(transformers, tmp_path, **options, **rope(transformers, **turning))
-    ours = nn.load_llama(tmp_path)
+    ours = nn.load_pretrained(tmp_path)
     assert not ours.training
     assert set(ours.windows) == {options.get("sliding_window")}
     expected = logits_of(model)
@@ -79,15 +82,112 @@ def test_loaded_logits_are_those_of_transformers(transformers, tmp_path, options
     assert np.abs(ours(TOKENS).data - expected).max() < 1e-4
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+GPT2 = {"vocab_size": 23, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64}
+FAMILIES = {
+    "llama, smol": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True}, {"theta": 500.0}),
+    "llama, biases": ("Llama", {"num_key_value_heads": 2, "attention_bias": True}, {}),
+    "llama, yarn": ("Llama", {"num_key_value_heads": 2}, {"theta": 500.0, **YARN}),
+    "mistral, yarn": ("Mistral", {"num_key_value_heads": 2}, {"beta_fast": 4.0, "truncate": False, **YARN}),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 2}, {"theta": 500.0}),
+    "qwen2, yarn": ("Qwen2", {"num_key_value_heads": 1}, {"mscale": 0.7, "mscale_all_dim": 0.3, **YARN}),
+    "qwen2, windows": (
+        "Qwen2",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+        {},
+    ),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 10, "tie_word_embeddings": True}, {}),
+    "qwen3, biases": ("Qwen3", {"num_key_value_heads": 4, "head_dim": 6, "attention_bias": True}, {}),
+    "phi3": ("Phi3", {"num_key_value_heads": 2, "pad_token_id": 0, "sliding_window": 9}, {}),
+    "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 10}, {}),
+    "gpt2": ("GPT2", {"attn_pdrop": 0.3, "resid_pdrop": 0.2}, None),
+    "gpt2, narrow": ("GPT2", {"n_inner": 20, "activation_function": "gelu_pytorch_tanh"}, None),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_comes_in_and_goes_out_with_the_logits_of_transformers(transformers, tmp_path, family):
+    """Whole sequences, and those written token by token, through the block's own operations and through raw arrays."""
+    kind, options, turning = FAMILIES[family]
+    turning = {} if turning is None else rope(transformers, **turning)
+    model = theirs(transformers, tmp_path / "start", kind=kind, **options, **turning)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):  # norms and biases start as ones and zeros
+            parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    model.save_pretrained(tmp_path / "in", max_shard_size="9KB")
+    assert len(list((tmp_path / "in").glob("*.safetensors"))) > 1
+    ours, expected = nn.load_pretrained(tmp_path / "in"), logits_of(model)
+    assert np.abs(expected).max() > 1
+    assert np.abs(ours(TOKENS).data - expected).max() < 1e-4 * max(1, np.abs(expected).max() / 10)
+
+    cache = nn.KVCache(ours)
+    steps = [ours(TOKENS[:, i : i + 1], cache=cache).data for i in range(20)]
+    assert np.abs(np.concatenate(steps, 1) - expected[:, :20]).max() < 1e-4 * max(1, np.abs(expected).max() / 10)
+
+    like_llama = {"Mistral": "mistral", "Phi3": "phi3"}  # without a window, or split into parts
+    nn.save_pretrained(ours, tmp_path / "out", model_type=like_llama.get(kind))
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["model_type"] == model.config.model_type
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert type(back) is type(model)
+    assert np.abs(logits_of(back) - expected).max() < 1e-4 * max(1, np.abs(expected).max() / 10)
+
+
+def test_a_gpt2_without_its_head_and_with_old_masks(transformers, tmp_path):
+    """The names of openai-community/gpt2: no prefix, and the masks as arrays."""
+    model = theirs(transformers, tmp_path, kind="GPT2")
+    weights = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
+    save_file({**bare, "h.0.attn.bias": torch.ones(1, 1, 64, 64)}, tmp_path / "model.safetensors")
+    short = nn.load_pretrained(tmp_path, 50)
+    assert short.context_length == 50
+    assert np.abs(short(TOKENS).data - logits_of(model)).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3, biases", "gemma", "gpt2"])
+def test_interleaved_models_of_every_family_are_written_right(transformers, tmp_path, family):
+    options = {
+        "qwen2": {"attention_bias": "qkv", "num_kv_heads": 2, "window": [None, 7]},
+        "qwen3, biases": {"attention_bias": True, "qk_norm": True, "head_dim": 10},
+        "gemma": {"ffn": "geglu", "scale_embeddings": True, "tie_embeddings": True},
+        "gpt2": {"attention_bias": True, "ffn": "gelu", "norm": "layer", "positions": "learned"},
+    }[family]
+    model = nn.TransformerLM(23, 64, 24, 2, 4, 40, **options, generator=1).eval()
+    rng = np.random.default_rng(2)
+    for parameter in model.parameters():
+        parameter.data += 0.2 * rng.standard_normal(parameter.shape).astype(np.float32)
+    nn.save_pretrained(model, tmp_path)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert back.config.model_type == family.split(",")[0]
+    assert np.abs(logits_of(back) - model(TOKENS).data).max() < 1e-4
+
+
+def test_a_model_of_no_family_is_not_saved(tmp_path):
+    model = nn.TransformerLM(23, 64, 24, 2, 4, 40, ffn="geglu", qk_norm=True)
+    with pytest.raises(ArgumentError, match="geglu"):
+        nn.save_pretrained(model, tmp_path / "new")
+    plain = nn.TransformerLM(23, 64, 24, 2, 4, 40)
+    with pytest.raises(ArgumentError, match="qk_norm"):
+        nn.save_pretrained(plain, tmp_path / "new", model_type="qwen3")
+    with pytest.raises(ArgumentError, match="scale_embeddings"):
+        nn.save_pretrained(nn.TransformerLM(23, 64, 24, 2, 4, 40, ffn="geglu"), tmp_path / "new")
+    with pytest.raises(ArgumentError, match="falcon"):
+        nn.save_pretrained(plain, tmp_path / "new", model_type="falcon")
+    plain.layers[0].ffn = nn.GEGLU(24, 40)  # the same names, another function
+    with pytest.raises(ArgumentError, match=r"layers\.0\.ffn"):
+        nn.save_pretrained(plain, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_shards_and_half_precision(transformers, tmp_path, monkeypatch):
     """bfloat16 is widened exactly, with and without the package that defines it."""
     theirs(transformers, tmp_path, dtype=torch.bfloat16, shard="5KB", num_key_value_heads=2)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     expected = logits_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
-    assert np.abs(nn.load_llama(tmp_path)(TOKENS).data - expected).max() < 1e-4
+    assert np.abs(nn.load_pretrained(tmp_path)(TOKENS).data - expected).max() < 1e-4
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
-    assert np.abs(nn.load_llama(tmp_path)(TOKENS).data - expected).max() < 1e-4
-    assert nn.load_llama(tmp_path, dtype="float64").lm_head.weight.dtype == np.float64
+    assert np.abs(nn.load_pretrained(tmp_path)(TOKENS).data - expected).max() < 1e-4
+    assert nn.load_pretrained(tmp_path, dtype="float64").lm_head.weight.dtype == np.float64
 
 
 @pytest.mark.parametrize(
@@ -107,11 +207,11 @@ def test_transformers_loads_what_is_saved_with_the_same_logits(transformers, tmp
     model = nn.TransformerLM(**{**sizes, **options}, generator=1)
     for parameter in model.parameters():
         parameter.data *= 1.5
-    nn.save_llama(model, tmp_path / "new" / "folder")
+    nn.save_pretrained(model, tmp_path / "new" / "folder")
     there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "folder")
     expected = model.eval()(TOKENS).data
     assert np.abs(logits_of(there) - expected).max() < 1e-4
-    assert np.abs(nn.load_llama(tmp_path / "new" / "folder")(TOKENS).data - expected).max() < 1e-4
+    assert np.abs(nn.load_pretrained(tmp_path / "new" / "folder")(TOKENS).data - expected).max() < 1e-4
 
     prompt = torch.tensor(TOKENS[:1, :5])
     text = there.generate(prompt, max_new_tokens=40, do_sample=False)  # no token ends it
@@ -154,7 +254,7 @@ def test_probabilities_are_those_of_transformers(transformers):
 @pytest.fixture
 def folder(tmp_path):
     """A folder that is right, to be made wrong."""
-    nn.save_llama(nn.TransformerLM(23, 64, 24, 1, 4, 40, generator=1), tmp_path)
+    nn.save_pretrained(nn.TransformerLM(23, 64, 24, 1, 4, 40, generator=1), tmp_path)
     return tmp_path
 
 
@@ -162,18 +262,21 @@ def configure(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     config = {name: value for name, value in {**config, **changes}.items() if value != "absent"}
     (folder / "config.json").write_text(json.dumps(config))
-    return nn.load_llama(folder)
+    return nn.load_pretrained(folder)
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"attention_bias": True, "hidden_act": "gelu"}, r"hidden_act='gelu', attention_bias=True"),
+        ({"mlp_bias": True, "hidden_act": "gelu"}, r"hidden_act='gelu', mlp_bias=True"),
+        ({"model_type": "mistral", "attention_bias": True}, r"attention_bias=True"),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "qwen2", "mlp_bias": True}, "mlp_bias"),
         ({"mlp_bias": True}, "mlp_bias=True"),
-        ({"model_type": "qwen2"}, "qwen2"),
+        ({"model_type": "qwen3_moe"}, "qwen3_moe"),
         ({"sliding_window": 8}, "sliding_window=8"),  # of a LLaMA, which has none
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 2.0}}, "beta_fast"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -213,7 +316,7 @@ def test_an_index_that_is_none_is_refused(folder, weight_map):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(FileFormatError, match="weight_map"):
-        nn.load_llama(folder)
+        nn.load_pretrained(folder)
 
 
 def _set(model, path, value):
@@ -235,7 +338,7 @@ def test_a_model_that_is_no_llama_any_more_is_not_saved(tmp_path, path, value, t
     model = nn.TransformerLM(23, 64, 24, 2, 4, 40, generator=1)
     _set(model, path, value)
     with pytest.raises(ArgumentError, match=text):
-        nn.save_llama(model, tmp_path / "new")
+        nn.save_pretrained(model, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -243,9 +346,9 @@ def test_special_tokens_are_checked_before_anything_is_written(tmp_path):
     model = nn.TransformerLM(23, 64, 24, 1, 4, 40, generator=1)
     for wrong in (23, -1, "a", 1.5):
         with pytest.raises(ArgumentError, match="eos_token_id"):
-            nn.save_llama(model, tmp_path / "new", eos_token_id=wrong)
+            nn.save_pretrained(model, tmp_path / "new", eos_token_id=wrong)
     assert not (tmp_path / "new").exists()
-    nn.save_llama(model, tmp_path / "new", eos_token_id=np.int64(3))
+    nn.save_pretrained(model, tmp_path / "new", eos_token_id=np.int64(3))
     assert json.loads((tmp_path / "new" / "config.json").read_text())["eos_token_id"] == 3
 
 
@@ -259,24 +362,24 @@ def test_a_window_wider_than_the_context_changes_nothing(folder):
 def test_settings_can_be_passed_over(folder):
     with pytest.raises(ArgumentError):
         configure(folder, logit_scale=0.5)
-    assert nn.load_llama(folder, ignore=["logit_scale"])
-    assert nn.load_llama(folder, 16, ignore=["logit_scale"]).context_length == 16
+    assert nn.load_pretrained(folder, ignore=["logit_scale"])
+    assert nn.load_pretrained(folder, 16, ignore=["logit_scale"]).context_length == 16
     with pytest.raises(ArgumentError, match="64"):
-        nn.load_llama(folder, 65, ignore=["logit_scale"])
+        nn.load_pretrained(folder, 65, ignore=["logit_scale"])
 
 
 def test_weights_that_do_not_belong_are_named(folder):
     weights = load_file(folder / "model.safetensors")
     old = {**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}  # harmless, of old versions
     save_file(old, folder / "model.safetensors")
-    nn.load_llama(folder)
+    nn.load_pretrained(folder)
     norm = weights.pop("model.norm.weight")
     save_file({**weights, "model.norm.bias": norm}, folder / "model.safetensors")
     with pytest.raises(FileFormatError, match=r"missing: \['model.norm.weight'\], unexpected: \['model.norm.bias'\]"):
-        nn.load_llama(folder)
+        nn.load_pretrained(folder)
     save_file({**weights, "model.norm.weight": norm[1:].clone()}, folder / "model.safetensors")
     with pytest.raises(FileFormatError, match=r"wrong shape: .*model\.norm\.weight \(23,\), not \(24,\)") as caught:
-        nn.load_llama(folder)
+        nn.load_pretrained(folder)
     assert "strict" not in str(caught.value)
 
 
@@ -319,7 +422,7 @@ def test_only_regular_files_of_a_sane_depth_are_read(folder, name, kind):
     else:
         (folder / name).write_text('{"model_type": ' + "[" * 10**6)
     with pytest.raises(FileFormatError):
-        nn.load_llama(folder)
+        nn.load_pretrained(folder)
 
 
 KINDS = [None, True, -1, 0, 1.5, 10**30, 10**400, "x", "", [], [8], {}, {"type": []}, float("nan")]
@@ -334,7 +437,7 @@ def test_any_setting_may_be_of_any_kind(folder, value):
         except (ArgumentError, FileFormatError):
             continue
         finally:
-            nn.save_llama(nn.TransformerLM(23, 64, 24, 1, 4, 40, generator=1), folder)
+            nn.save_pretrained(nn.TransformerLM(23, 64, 24, 1, 4, 40, generator=1), folder)
         assert np.isfinite(model([[1, 2]]).data).all(), name
 
 
@@ -347,7 +450,7 @@ def test_nothing_is_unpickled(folder, tmp_path):
         (folder / "model.safetensors").unlink(missing_ok=True)
         (folder / name).write_bytes(pickle.dumps(Trap()))
         with pytest.raises(FileFormatError):
-            nn.load_llama(folder)
+            nn.load_pretrained(folder)
         with pytest.raises(FileFormatError):
             mg.load(folder / name)
     assert not (tmp_path / "sprung").exists()
@@ -355,17 +458,17 @@ def test_nothing_is_unpickled(folder, tmp_path):
 
 def test_folders_that_are_none(folder, tmp_path):
     with pytest.raises(FileFormatError, match=r"config\.json"):
-        nn.load_llama(tmp_path / "nowhere")
+        nn.load_pretrained(tmp_path / "nowhere")
     with pytest.raises(FileFormatError, match="hidden_size"):
         configure(folder, hidden_size="absent")
     (folder / "config.json").write_text("{")
     with pytest.raises(FileFormatError, match="JSON"):
-        nn.load_llama(folder)
+        nn.load_pretrained(folder)
     (folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ArgumentError, match="shards"):
-        nn.save_llama(nn.TransformerLM(23, 64, 24, 1, 4), folder)
+        nn.save_pretrained(nn.TransformerLM(23, 64, 24, 1, 4), folder)
     with pytest.raises(ArgumentError, match="Linear"):
-        nn.save_llama(nn.Linear(2, 2), folder / "new")
+        nn.save_pretrained(nn.Linear(2, 2), folder / "new")
 
 
 def test_bfloat16_without_ml_dtypes(tmp_path, monkeypatch):

@@ -100,9 +100,10 @@ class GEGLU(SwiGLU):
 class FeedForward(Module):
     """``w2(dropout(activation(w1 x)))`` with biases, (..., d_model) to (..., d_model) through d_ff units.
 
-    activation: "relu", "gelu", "gelu_tanh", "silu", "sigmoid", or a function. Vaswani et al., "Attention is all you need" (2017),
-    eq. 2. With gated ``w2(dropout(activation(w1 x) · w3 x))``: "sigmoid" is then the GLU layer, "relu" ReGLU, "gelu"
-    GEGLU, "silu" SwiGLU and ``lambda x: x`` Bilinear of Shazeer, "GLU Variants Improve Transformer" (2020).
+    activation: "relu", "gelu", "gelu_tanh", "silu", "sigmoid", or a function. Vaswani et al., "Attention is all you
+    need" (2017), eq. 2. With gated ``w2(dropout(activation(w1 x) · w3 x))``: "sigmoid" is then the GLU layer, "relu"
+    ReGLU, "gelu" GEGLU, "silu" SwiGLU and ``lambda x: x`` Bilinear of Shazeer, "GLU Variants Improve Transformer"
+    (2020).
 
     >>> import minigrad as mg
     >>> FeedForward(8, 32, "gelu")(mg.ones((2, 8))).shape

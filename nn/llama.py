@@ -164,7 +164,7 @@ def save_llama(
         config[name] = None if token is None else int(token)
     folder = prepared(folder)
     tied = model.lm_head.weight is model.token_embeddings.weight and model.embedding_scale is None
-    weights = {theirs(name): _in_half_layout(model, name, array) for name, array in model.state_dict().items()}
+    weights = {theirs(name): in_half_layout(model, name, array) for name, array in model.state_dict().items()}
     if model.embedding_scale is not None:
         weights["model.embed_tokens.weight"] *= model.embedding_scale
     if tied:
@@ -195,8 +195,8 @@ def _check_parts(model: TransformerLM) -> None:
         )
 
 
-def prepared(folder: str | os.PathLike[str]) -> Path:
-    """Make the folder for ``save_llama`` where it isn't there.
+def prepared(folder: str | os.PathLike[str], files: Iterable[str] = (WEIGHTS, CONFIG)) -> Path:
+    """Make the folder for these files, by default those of ``save_llama``, where it isn't there.
 
     One that holds another model's shards is refused, and one with a link where a file will be: no link is followed.
     """
@@ -206,9 +206,9 @@ def prepared(folder: str | os.PathLike[str]) -> Path:
     except (FileExistsError, NotADirectoryError):
         got = f"{str(folder)!r}, where a file is in the way"
         raise ArgumentError("a folder to save in", got, "it is made where it isn't there") from None
-    if (folder / INDEX).exists():
+    if WEIGHTS in files and (folder / INDEX).exists():
         raise ArgumentError("a folder of its own", f"{folder}, which holds a model in shards", "name a new one")
-    for path in (folder / WEIGHTS, folder / CONFIG):
+    for path in (folder / file for file in files):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise ArgumentError("a folder of regular files", f"{str(path)!r}, which is none", "name a new folder")
     return folder
@@ -332,14 +332,17 @@ def _check_weights(weights: Mapping[str, tuple[int, ...]], shapes: Mapping[str, 
         raise FileFormatError(f"the {len(needed)} arrays that {CONFIG} asks for", got, ONE_MODEL)
 
 
-def _in_half_layout(model: TransformerLM, name: str, array: Array) -> Array:
-    """Rows of a projection of queries or keys as in the half layout: first of each pair of a head, then the second."""
+def in_half_layout(model: TransformerLM, name: str, array: Array, back: bool = False) -> Array:
+    """Rows of a projection of queries or keys as in the half layout: first of each pair of a head, then the second.
+
+    ``back`` puts rows of that layout into the model's.
+    """
     array = to_numpy(array)
     attn = model.layers[0].attn
     if not name.endswith(("q_proj.weight", "k_proj.weight")) or attn.rope.layout == "half":
         return array
-    pairs = array.reshape(-1, attn.head_dim // 2, 2, array.shape[1])
-    return pairs.swapaxes(1, 2).reshape(array.shape)
+    split = (2, attn.head_dim // 2) if back else (attn.head_dim // 2, 2)
+    return array.reshape(-1, *split, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
 
 
 def _places_of_weights(folder: Path) -> dict[str, Path]:

@@ -147,7 +147,9 @@ def adapt(
     if name in adapter_names(model):
         hint = f"another name, nn.set_adapter(model, {name!r}) to go on with it, nn.delete_adapter to begin anew"
         raise ArgumentError(f"a new name beside {adapter_names(model)}", repr(name), hint)
-    if small := [f"{path} {layer.weight.shape}" for path, layer in layers.items() if min(layer.weight.shape) < rank]:
+    if small := [
+        f"{path or 'its'} {layer.weight.shape}" for path, layer in layers.items() if min(layer.weight.shape) < rank
+    ]:
         hint = "at that rank B A is any matrix: take less"
         raise ArgumentError("a rank up to the smaller size of each layer", f"rank={rank}: {_few(small)}", hint)
     generator = random.generator(generator)
@@ -192,7 +194,7 @@ def _matches(path: str, pattern: Any) -> bool:
 
 
 def _few(names: list[Any]) -> str:
-    return ", ".join(map(str, names[:4])) + ", …" * (len(names) > 4)
+    return ", ".join(str(name) or "the module itself" for name in names[:4]) + ", …" * (len(names) > 4)
 
 
 # ---- several adapters ------------------------------------------------------------------------------------------------

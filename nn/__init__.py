@@ -13,6 +13,16 @@ from minigrad.kernels.attention_patterns import BlockPattern
 from minigrad.messages.habits import module_names
 from . import functional
 from .activation import GELU, GLU, Dropout, Flatten, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
+from .adapting import (
+    delete_adapter,
+    disable_adapters,
+    load_adapter,
+    lora,
+    merge_adapters,
+    save_adapter,
+    set_adapter,
+    unmerge_adapters,
+)
 from .attention import MultiHeadAttention
 from .batch_norm import BatchNorm1d, BatchNorm2d
 from .batches import batches
@@ -94,19 +104,27 @@ __all__ = [
     "batches",
     "beam_search",
     "causal_mask",
+    "delete_adapter",
+    "disable_adapters",
     "functional",
     "functional_call",
     "generate",
+    "load_adapter",
     "load_llama",
     "load_pretrained",
+    "lora",
+    "merge_adapters",
     "next_token_probabilities",
     "pad_sequences",
     "padding_mask",
     "perplexity",
+    "save_adapter",
     "save_llama",
     "save_pretrained",
+    "set_adapter",
     "sliding_windows",
     "summary",
     "total_loss",
+    "unmerge_adapters",
 ]
 __getattr__, __dir__ = module_names(globals())

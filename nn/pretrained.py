@@ -132,7 +132,7 @@ def save_pretrained(
     config["tie_word_embeddings"] = tied = config["tie_word_embeddings"] and scale == 1.0
     state, weights = model.state_dict(), {}
     for name, group in _parts(model, family).items():
-        array = np.concatenate([_in_half_layout(model, ours, state[ours]) for ours, _ in group])
+        array = np.concatenate([in_half_layout(model, ours, state[ours]) for ours, _ in group])
         array = array - array.dtype.type(family.norm_offset) if family.norm_offset and _is_norm(group) else array
         weights[name] = np.ascontiguousarray(array.T) if _is_transposed(family, group) else array
     if scale != 1.0:
@@ -171,8 +171,8 @@ def _norms(block: Any) -> list[Any]:
     return [norm for norm in norms if norm is not None]
 
 
-def prepared(folder: str | os.PathLike[str]) -> Path:
-    """Make the folder for ``save_pretrained`` where it isn't there.
+def prepared(folder: str | os.PathLike[str], files: Iterable[str] = (WEIGHTS, CONFIG)) -> Path:
+    """Make the folder for these files, by default those of ``save_pretrained``, where it isn't there.
 
     One that holds another model's shards is refused, and one with a link where a file will be: no link is followed.
     """
@@ -182,9 +182,9 @@ def prepared(folder: str | os.PathLike[str]) -> Path:
     except (FileExistsError, NotADirectoryError):
         got = f"{str(folder)!r}, where a file is in the way"
         raise ArgumentError("a folder to save in", got, "it is made where it isn't there") from None
-    if (folder / INDEX).exists():
+    if WEIGHTS in files and (folder / INDEX).exists():
         raise ArgumentError("a folder of its own", f"{folder}, which holds a model in shards", "name a new one")
-    for path in (folder / WEIGHTS, folder / CONFIG):
+    for path in (folder / file for file in files):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise ArgumentError("a folder of regular files", f"{str(path)!r}, which is none", "name a new folder")
     return folder
@@ -249,15 +249,18 @@ def _check_weights(weights: Mapping[str, tuple[int, ...]], shapes: Mapping[str, 
         raise FileFormatError(f"the {len(needed)} arrays that {CONFIG} asks for", got, ONE_MODEL)
 
 
-def _in_half_layout(model: TransformerLM, name: str, array: Array) -> Array:
-    """Rows of a projection of queries or keys as in the half layout: first of each pair of a head, then the second."""
+def in_half_layout(model: TransformerLM, name: str, array: Array, back: bool = False) -> Array:
+    """Rows of a projection of queries or keys as in the half layout: first of each pair of a head, then the second.
+
+    ``back`` puts rows of that layout into the model's.
+    """
     array = to_numpy(array)
     attn = model.layers[0].attn
     turned = re.search(r"\.[qk]_(proj|norm)\.", name)
     if not turned or attn.rope is None or attn.rope.layout == "half":
         return array
-    pairs = array.reshape(-1, attn.head_dim // 2, 2, *array.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(array.shape)
+    split = (2, attn.head_dim // 2) if back else (attn.head_dim // 2, 2)
+    return array.reshape(-1, *split, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
 def _places_of_weights(folder: Path, family: Family) -> dict[str, tuple[Path, str]]:

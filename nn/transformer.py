@@ -101,37 +101,47 @@ class TransformerBlock(Module):
         return checkpoint(run, x) if self.recompute == "block" else run(x)
 
     def _run(self, x: Tensor, options: dict[str, Any]) -> Tensor:
-        if self._is_unwatched(x):
-            return self._fused(x, options)
-        x = x + self.dropout(self.attn(self.ln1(x), **options))
-        return x + self.dropout(self.ffn(self.ln2(x)))
+        x = x + self.dropout(self._attention(x, options))
+        return x + self.dropout(self._feed_forward(x))
 
-    def _is_unwatched(self, x: Any) -> bool:
-        """Whether the layers are such as ``__init__`` makes them, without hooks: then their weights say all of them."""
-        attn, ffn = self.attn, self.ffn
-        if not ((is_plain(attn, MultiHeadAttention) or is_plain(attn, LinearAttention)) and is_plain(ffn, SwiGLU)):
-            return False
-        projections, matrices = (attn.q_proj, attn.k_proj, attn.v_proj), (ffn.w1, ffn.w2, ffn.w3)
-        if not all(is_plain(layer, Linear) for layer in (*projections, *matrices)):
-            return False
-        return all(layer.bias is None for layer in matrices) and all(
-            is_plain(norm, RMSNorm) and norm.normalized_shape == getattr(norm.weight, "shape", ()) == x.shape[-1:]
-            for norm in (self.ln1, self.ln2)
-        )
-
-    def _fused(self, x: Tensor, options: dict[str, Any]) -> Tensor:
-        """The block in fewer operations: products normalise the rows that they read, and keep fewer arrays."""
-        attn, ffn = self.attn, self.ffn
-        layers = attn.q_proj, attn.k_proj, attn.v_proj
-        weights = attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight
-        products = F.qkv_projection(x, *weights, self.ln1.weight, self.ln1.eps)
+    def _attention(self, x: Tensor, options: dict[str, Any]) -> Tensor:
+        """``attn(ln1(x))``; where nothing watches, its product normalises the rows that it reads, and less is kept."""
+        norm, attn = self.ln1, self.attn
+        if not (layers := self._plain_projections(x)):
+            return attn(norm(x), **options)
+        products = F.qkv_projection(x, *(layer.weight for layer in layers), norm.weight, norm.eps)
         biases = (layer.bias for layer in layers)
-        projections = [
-            y if bias is None else y + bias.astype(y.dtype) for y, bias in zip(products, biases, strict=True)
-        ]
-        x = x + self.dropout(attn.attend(*projections, **options))
-        weights = ffn.w1.weight, ffn.w3.weight, ffn.w2.weight
-        return x + self.dropout(F.swiglu_ffn(x, *weights, self.ln2.weight, self.ln2.eps, ffn.recompute))
+        pairs = zip(products, biases, strict=True)
+        return attn.attend(*(y if bias is None else y + bias.astype(y.dtype) for y, bias in pairs), **options)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        """``ffn(ln2(x))``, likewise."""
+        norm, ffn = self.ln2, self.ffn
+        if not (layers := self._plain_units(x)):
+            return ffn(norm(x))
+        return F.swiglu_ffn(x, *(layer.weight for layer in layers), norm.weight, norm.eps, ffn.recompute)
+
+    def _is_unwatched(self, x: Tensor) -> bool:
+        """Whether the weights say all of the block but its output projection."""
+        return bool(self._plain_projections(x) and self._plain_units(x))
+
+    def _plain_projections(self, x: Tensor) -> list[Linear]:
+        """The projections of x, empty if anything watches or changes one of them, or the norm before."""
+        attn = self.attn
+        plain = is_plain(attn, MultiHeadAttention) or is_plain(attn, LinearAttention)
+        return _all_plain(self.ln1, [attn.q_proj, attn.k_proj, attn.v_proj], x) if plain else []
+
+    def _plain_units(self, x: Tensor) -> list[Linear]:
+        """The matrices of the feed-forward layer, likewise."""
+        ffn = self.ffn
+        layers = _all_plain(self.ln2, [ffn.w1, ffn.w3, ffn.w2], x) if is_plain(ffn, SwiGLU) else []
+        return layers if all(layer.bias is None for layer in layers) else []
+
+
+def _all_plain(norm: Any, layers: list[Linear], x: Tensor) -> list[Linear]:
+    """The layers if all are such as ``__init__`` makes them, without hooks, and the norm too; else none."""
+    plain = is_plain(norm, RMSNorm) and norm.normalized_shape == getattr(norm.weight, "shape", ()) == x.shape[-1:]
+    return layers if plain and all(is_plain(layer, Linear) for layer in layers) else []
 
 
 class TransformerLM(Module):

@@ -12,12 +12,14 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import accuracy
+import lora
 from alternate import median_interval
 from compare import quartiles
 from engines import ENGINES
 from harness.configs import Config, batches, initial_weights
 from small import operations, with_autograd, with_minigrad, works
 
+import minigrad as mg
 from minigrad.machine import allocator
 
 pytestmark = pytest.mark.cpu_only("the engines choose their devices")
@@ -106,3 +108,15 @@ def test_the_page_of_accuracy_is_what_its_program_writes() -> None:
     assert [row for row in rows if row in {case.title for case in listed}] == [case.title for case in listed] * 2
     few = [case for case in listed if case.title in ("exp", "multiply")]
     assert accuracy.page(5, few).count("\n| exp |") == 2
+
+
+def test_the_study_of_lora_runs_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["lora.py", "--quick", "--folder", str(tmp_path)])
+    threads = mg.get_num_threads()
+    lora.main()
+    first = capsys.readouterr().out
+    lora.main()
+    mg.set_num_threads(threads)
+    again = capsys.readouterr().out
+    assert "seed 1:" in first and "seed" not in again.split("range")[0]  # nothing is computed twice
+    assert first.split("| way")[1] == again.split("| way")[1]

@@ -20,13 +20,18 @@ KINDS = {
     "endless": {"window": 5, "context_length": 16},
     "tied, wide heads": {"tie_embeddings": True, "scale_embeddings": True, "head_dim": 10},
     "float64": {"dtype": "float64"},
+    "biases and norms of heads": {"attention_bias": True, "qk_norm": True, "num_kv_heads": 2},
     "stretched": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
 }
 
 
 def model_of(**options):
     sizes = {"vocab_size": 19, "context_length": 48, "d_model": 24, "num_layers": 2, "num_heads": 4, "d_ff": 40}
-    return nn.TransformerLM(**{**sizes, "generator": 1, **options}).eval()
+    model, draw = nn.TransformerLM(**{**sizes, "generator": 1, **options}).eval(), np.random.default_rng(5)
+    with mg.no_grad():
+        for vector in (p for p in model.parameters() if p.ndim == 1):  # biases start at 0, weights of norms at 1
+            vector += draw.standard_normal(vector.shape).astype(vector.dtype) / 4
+    return model
 
 
 @pytest.fixture(params=["numpy", "compiled"])
@@ -95,7 +100,7 @@ def watched(model, seen):
         "hook on the rope": lambda: block.attn.rope.register_forward_hook(lambda *_: seen.append(1)),
         "hook on dropout": lambda: block.dropout.register_forward_hook(lambda *_: seen.append(1)),
         "another layer": lambda: setattr(block.attn, "output_proj", nn.Sequential(block.attn.output_proj)),
-        "a bias": lambda: setattr(block.attn, "q_proj", nn.Linear(24, 24, generator=1)),
+        "a bias": lambda: setattr(block.ffn, "w2", nn.Linear(40, 24, generator=1)),
     }
 
 

@@ -388,27 +388,30 @@ def nothing(block):
     return None
 
 
-CHANGES = [
-    nothing,
-    lambda block: hooked(block.ln1),
-    lambda block: hooked(block.attn),
-    lambda block: hooked(block.attn.k_proj),
-    lambda block: hooked(block.ffn.w2),
-    lambda block: patched(block.ln2),
-    lambda block: patched(block.ffn),
-    lambda block: without_weight(block.ln2),
-    lambda block: setattr(block, "ln1", Squared(8, dtype="float64")),
-    lambda block: setattr(block, "ln2", nn.LayerNorm(8, dtype="float64")),
-    lambda block: setattr(block, "ffn", nn.FeedForward(8, 12, dtype="float64", generator=1)),
-    lambda block: setattr(block.ffn, "w1", nn.Linear(8, 12, bias=True, dtype="float64", generator=1)),
-    lambda block: setattr(block, "attn", nn.MultiHeadAttention(8, 4, bias=True, dtype="float64", generator=1)),
+CHANGES = [  # the half that is watched or changed, and how
+    ("", nothing),
+    ("attn", lambda block: hooked(block.ln1)),
+    ("attn", lambda block: hooked(block.attn)),
+    ("attn", lambda block: hooked(block.attn.k_proj)),
+    ("ffn", lambda block: hooked(block.ffn.w2)),
+    ("ffn", lambda block: patched(block.ln2)),
+    ("ffn", lambda block: patched(block.ffn)),
+    ("ffn", lambda block: without_weight(block.ln2)),
+    ("attn", lambda block: setattr(block, "ln1", Squared(8, dtype="float64"))),
+    ("ffn", lambda block: setattr(block, "ln2", nn.LayerNorm(8, dtype="float64"))),
+    ("ffn", lambda block: setattr(block, "ffn", nn.FeedForward(8, 12, dtype="float64", generator=1))),
+    ("ffn", lambda block: setattr(block.ffn, "w1", nn.Linear(8, 12, bias=True, dtype="float64", generator=1))),
+    (
+        "attn",
+        lambda block: setattr(block, "attn", nn.MultiHeadAttention(8, 4, bias=True, dtype="float64", generator=1)),
+    ),
 ]
 
 
 @pytest.mark.parametrize("recompute", ["none", "half", "ffn"])
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_block_is_its_layers_one_after_the_other_whichever_are_watched_or_replaced(change, recompute):
-    """Only a block that nobody touched runs as fused operations; its values and gradients are those of the layers."""
+@pytest.mark.parametrize(("half", "change"), CHANGES)
+def test_a_block_is_its_layers_one_after_the_other_whichever_are_watched_or_replaced(half, change, recompute):
+    """Only a half that nobody touched runs as fused operations; its values and gradients are those of the layers."""
     x, found, names = np.random.default_rng(0).standard_normal((2, 5, 8)), [], []
 
     class Names(core.Observer):
@@ -427,7 +430,7 @@ def test_a_block_is_its_layers_one_after_the_other_whichever_are_watched_or_repl
         core.observers.append(watch := Names())
         if whole:
             out = block(leaf)
-            assert ("swiglu_ffn" in names) == ("qkv_projection" in names) == (change is nothing)
+            assert ("qkv_projection" in names, "swiglu_ffn" in names) == (half != "attn", half != "ffn")
         else:
             middle = leaf + block.attn(block.ln1(leaf), is_causal=True)
             out = middle + block.ffn(block.ln2(middle))

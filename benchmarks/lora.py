@@ -1,0 +1,245 @@
+"""What LoRA costs and forgets, beside full fine-tuning: a model of the plays goes on to Python.
+
+    python benchmarks/lora.py                 some ten minutes on one thread; a run that was stopped goes on
+    python benchmarks/lora.py --timing        the times of an update alone, in turns, on an idle machine
+
+A small TransformerLM learns the ten plays. Then each way trains it on files of Python's standard library, from the same
+weights on the same batches. The learning rates of full fine-tuning and of LoRA are chosen on the validation part, the
+losses are those of parts that nothing was chosen on: the text's last tenth. ``--quick`` is for the tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import sysconfig
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+import numpy as np
+from harness import measuring, tables
+
+import minigrad as mg
+import nn
+import optim
+
+PLAYS = Path(__file__).parents[1] / "examples" / "data" / "shakespeare.txt"
+FILES = (
+    "argparse.py", "ast.py", "calendar.py", "configparser.py", "csv.py", "datetime.py", "difflib.py", "fractions.py",
+    "heapq.py", "inspect.py", "logging/__init__.py", "pathlib.py", "pickle.py", "random.py", "shutil.py",
+    "statistics.py", "tarfile.py", "textwrap.py", "threading.py", "zipfile.py",
+)  # fmt: skip
+SHA256 = "b7c6191efc6e98caa91d6b7571f68b7071120338d8b88a5d4c35260b3e8cc773"  # of these files of Python 3.11
+SIZES: dict[str, Any] = {"vocab_size": 256, "context_length": 64, "d_model": 64, "num_layers": 3, "num_heads": 4}
+TARGETS = {"attention": "attn.*", "feed-forward": "ffn.*", "all": ("attn.*", "ffn.*")}
+RATES = {"full": (3e-4, 1e-3, 3e-3), "lora": (1e-3, 3e-3, 1e-2)}
+
+
+class Plan(NamedTuple):
+    """How long everything takes."""
+
+    base_updates: int = 2000
+    updates: int = 500
+    batch_size: int = 16
+    windows: int = 256  # of a loss
+    ranks: tuple[int, ...] = (1, 4, 16)
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+QUICK = Plan(base_updates=4, updates=2, batch_size=2, windows=4, ranks=(1, 2), seeds=(0, 1))
+
+
+class Way(NamedTuple):
+    """A way of training on: LoRA of a rank in some layers, all weights (no rank), or none (no rate)."""
+
+    rate: float
+    rank: int = 0
+    where: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name in the table."""
+        if self.rank:
+            return f"LoRA, rank {self.rank}, {self.where}"
+        return "full fine-tuning" if self.rate else "frozen"
+
+
+def parts(text: bytes) -> dict[str, np.ndarray]:
+    """Training, validation and test: eight tenths, one and one."""
+    ids, tenth = np.frombuffer(text, np.uint8).astype(np.int64), len(text) // 10
+    return {"training": ids[: -2 * tenth], "validation": ids[-2 * tenth : -tenth], "test": ids[-tenth:]}
+
+
+def python_text() -> bytes:
+    """The files of the standard library, one after the other; other versions of Python have others."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    return b"\n".join((library / file).read_bytes() for file in FILES if (library / file).exists())
+
+
+def drawn(ids: np.ndarray, plan: Plan, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A batch of sequences and of the bytes that follow."""
+    starts = rng.integers(len(ids) - SIZES["context_length"], size=(plan.batch_size, 1))
+    rows = ids[starts + np.arange(SIZES["context_length"] + 1)]
+    return rows[:, :-1], rows[:, 1:]
+
+
+def loss_of(model: nn.TransformerLM, ids: np.ndarray, plan: Plan) -> float:
+    """Nats a byte on windows that lie evenly over the text."""
+    length = SIZES["context_length"]
+    starts = np.linspace(0, len(ids) - length - 1, plan.windows).astype(int)[:, None]
+    rows = ids[starts + np.arange(length + 1)]
+    with mg.no_grad():
+        return float(model.loss(rows[:, :-1], rows[:, 1:]).item())
+
+
+def trainer(model: nn.TransformerLM, ids: np.ndarray, plan: Plan, rate: float, updates: int, seed: int) -> Any:
+    """A function that does the next update, AdamW with a warm-up and a cosine."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer, rng, done = optim.AdamW(trained, lr=rate), np.random.default_rng(seed), 0
+
+    def update() -> None:
+        nonlocal done
+        done += 1
+        for group in optimizer.param_groups:
+            group["lr"] = optim.cosine_schedule(min(done, updates), rate, rate / 10, updates // 20, updates)
+        model.loss(*drawn(ids, plan, rng)).backward()
+        optim.clip_grad_norm(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def adapted(base: dict[str, Any], way: Way, seed: int) -> nn.TransformerLM:
+    """The base, ready to be trained in this way."""
+    model = nn.TransformerLM(**SIZES, generator=0)
+    model.load_state_dict(base)
+    if way.rank:
+        nn.lora(model, way.rank, 2 * way.rank, TARGETS[way.where], generator=seed)
+    return model
+
+
+def trained_base(texts: dict[str, dict[str, np.ndarray]], plan: Plan, path: Path) -> dict[str, Any]:
+    """The model of the plays, from the folder where it was made before."""
+    if not path.exists():
+        model = nn.TransformerLM(**SIZES, generator=0)
+        update = trainer(model, texts["plays"]["training"], plan, 3e-3, plan.base_updates, seed=0)
+        for _ in range(plan.base_updates):
+            update()
+        mg.save(path, model.state_dict())
+    return mg.load(path)
+
+
+def run(base: dict[str, Any], texts: dict[str, dict[str, np.ndarray]], plan: Plan, way: Way, seed: int) -> Any:
+    """What a way of training comes to."""
+    model, ids = adapted(base, way, seed), texts["python"]["training"]
+    numbers = [p.size for p in model.parameters() if p.requires_grad] if way.rate else []
+    found = {"trained": sum(numbers), "share": 100 * sum(numbers) / sum(map(np.size, base.values()))}
+    if way.rate:
+        update = trainer(model, ids, plan, way.rate, plan.updates, seed)
+        with mg.track_memory() as memory:
+            update()
+        found["graph"], found["states"] = memory.peak / 1e6, 12 * sum(numbers) / 1e6  # a gradient and two moments
+        for _ in range(plan.updates - 1):
+            update()
+    losses = {f"{text} {part}": loss_of(model, texts[text][part], plan) for text in texts for part in texts[text]}
+    return {**found, **{name: loss for name, loss in losses.items() if "training" not in name}}
+
+
+class Results:
+    """What was found so far, in a file: a run that was stopped goes on after its last result."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def once(self, key: str, function: Callable[[], Any]) -> Any:
+        """The result under this key, computed if it isn't there."""
+        if key not in self.found:
+            started = time.perf_counter()
+            self.found[key] = function()
+            self.path.write_text(json.dumps(self.found, indent=1) + "\n")
+            print(f"{key}: {time.perf_counter() - started:.0f} s", flush=True)
+        return self.found[key]
+
+
+def study(results: Results, base: dict[str, Any], texts: Any, plan: Plan) -> tuple[list[Way], str]:
+    """All ways, and the table; rates are chosen for full fine-tuning, and for LoRA of a middle rank in all layers."""
+
+    def of(way: Way, seed: int = 0) -> Any:
+        return results.once(f"{way} seed {seed}", partial(run, base, texts, plan, way, seed))
+
+    middle = plan.ranks[len(plan.ranks) // 2]
+    tried = {"full": [Way(rate) for rate in RATES["full"]], "lora": [Way(r, middle, "all") for r in RATES["lora"]]}
+    best = {kind: min(ways, key=lambda way: of(way)["python validation"]) for kind, ways in tried.items()}
+    rate = best["lora"].rate
+    ways = [Way(0.0), best["full"], *(Way(rate, rank, where) for where in TARGETS for rank in plan.ranks)]
+    headline = [best["full"], ways[-1]]
+    rows = []
+    for way in ways:
+        found = [of(way, seed) for seed in (plan.seeds if way in headline else plan.seeds[:1])]
+        means = [statistics.mean(one[f"{text} test"] for one in found) for text in texts]
+        spread = max(max(v) - min(v) for v in ([one[f"{text} test"] for one in found] for text in texts))
+        first = found[0]
+        rows.append([way.title, first["share"], first.get("graph"), first.get("states"), *means, spread or None])
+    headers = ["way", "weights trained, %", "graph, MB", "gradients and moments, MB"]
+    table = tables.table([*headers, "loss on Python", "on the plays", "range over seeds"], rows)
+    rates = [
+        [str(way), *(of(way)[f"{text} validation"] for text in texts)] for tries in tried.values() for way in tries
+    ]
+    return ways, f"{table}\n\n{tables.table(['rate tried', 'validation: Python', 'plays'], rates)}"
+
+
+def timing(base: dict[str, Any], texts: Any, plan: Plan, ways: list[Way], rounds: int) -> str:
+    """ms an update of each way, and its ratio to full fine-tuning, in turns of one update."""
+    updates = [
+        trainer(adapted(base, way, 0), texts["python"]["training"], plan, way.rate, plan.updates, 0) for way in ways
+    ]
+    seconds: list[list[float]] = [[] for _ in ways]
+    for number in range(rounds + 2):
+        for update, found in zip(updates, seconds, strict=True):
+            started = time.perf_counter()
+            update()
+            if number >= 2:  # the first ones load and allocate
+                found.append(time.perf_counter() - started)
+    ratios = [statistics.median(a / b for a, b in zip(found, seconds[0], strict=True)) for found in seconds]
+    rows = [[w.title, 1e3 * statistics.median(s), r] for w, s, r in zip(ways, seconds, ratios, strict=True)]
+    return tables.table(["way", "ms an update", "ratio to full"], rows)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = tables.parser(__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("runs/lora"), help="of the base and the results")
+    parser.add_argument("--quick", action="store_true", help="a few updates, to see that all runs")
+    parser.add_argument("--timing", action="store_true", help="times alone")
+    options = parser.parse_args()
+    mg.set_num_threads(1)
+    plan = QUICK if options.quick else Plan()
+    folder = options.folder / ("quick" if options.quick else "full")
+    folder.mkdir(parents=True, exist_ok=True)
+    text = python_text()
+    digest = hashlib.sha256(text).hexdigest()
+    texts = {"python": parts(text), "plays": parts(PLAYS.read_bytes())}
+    base = trained_base(texts, plan, folder / "base.safetensors")
+    same = "the pinned one" if digest == SHA256 else "another than the pinned one, of another Python"
+    print(f"{measuring.machine()}, 1 thread; text of Python: {len(text)} bytes, {same} ({digest[:16]})\n")
+    if options.timing:
+        ways = [Way(1e-3), *(Way(1e-3, rank, where) for where in TARGETS for rank in plan.ranks)]
+        print(timing(base, texts, plan, ways, 3 if options.quick else 40))
+        return
+    results = Results(folder / "results.json")
+    print(study(results, base, texts, plan)[1])
+    tables.write_json(options.json, results.found)
+
+
+if __name__ == "__main__":
+    main()

@@ -165,6 +165,31 @@ def test_a_checkpoint_inside_runs_again_with_the_given_parameters(transform: str
     assert all(p is q for p, q in zip(plain.parameters(), own, strict=True))
 
 
+def test_a_checkpoint_within_two_calls_runs_again_with_the_parameters_of_both() -> None:
+    first, second = (nn.Linear(1, 1, bias=False).to(dtype="float64") for _ in range(2))
+    x, given = np.ones((1, 1)), {"weight": np.array([[3.0]])}
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = first
+
+        def forward(self, other: Any) -> Any:
+            return nn.functional_call(Inner(), {"second.weight": other["weight"]})
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second = second
+
+        def forward(self) -> Any:
+            return mg.checkpoint(lambda x: first(second(x)) ** 2, mg.asarray(x))
+
+    slopes = mg.grad(lambda p, q: nn.functional_call(Outer(), {"first.weight": p["weight"]}, q).sum(), argnums=(0, 1))
+    p, q = slopes(given, {"weight": np.array([[5.0]])})  # of (3 * 5)²
+    assert (p["weight"].item(), q["weight"].item()) == (2 * 3 * 25, 2 * 9 * 5)
+
+
 def test_swiglu_that_recomputes_is_a_function_of_its_parameters() -> None:
     layers = [nn.SwiGLU(4, 6, recompute=flag).to(dtype="float64") for flag in (False, True)]
     p = {name: np.random.default_rng(2).normal(size=q.shape) for name, q in layers[0].named_parameters()}

@@ -63,6 +63,8 @@ def test_what_scipy_takes() -> None:
     out = odeint(force, [1.0, 0.0], t, ({"w": w, "k": 2}, "spring"), tfirst=True)
     np.testing.assert_allclose(out.numpy(), known, rtol=1e-6)
     out[-1, 0].backward()
+    both = odeint(lambda y, t, w, k: -k * y * w[0], [1.0], t, (w, mg.Tensor(2.0)))[-1]
+    np.testing.assert_allclose(both.numpy(), np.exp(-2.0), rtol=1e-6)  # a Tensor that isn't recorded keeps its place
     value = lambda w: scipy.integrate.odeint(lambda y, t: [y[1], -w[0] * y[0] + t * w[1] / 2], [1.0, 0.0], t, **TIGHT)
     step = 1e-5
     slopes = [(value(w.data + h) - value(w.data - h))[-1, 0] / (2 * step) for h in step * np.eye(2)]

@@ -132,6 +132,14 @@ def test_sylvesters_equation_is_that_of_the_kronecker_products() -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
+def test_sylvesters_equation_beyond_the_range_and_beside_nan() -> None:
+    """``2 a x = q`` of 1e-200 and 1e200 overflows; one matrix of a stack that has a NaN leaves the others alone."""
+    with np.errstate(over="ignore"):
+        assert L.solve_sylvester(*(np.full((1, 1), v) for v in (1e-200, 1e-200, 1e200))) == np.inf
+    found = L.solve_sylvester(np.array([[[1.0]], [[np.nan]], [[2.0]]]), np.ones((1, 1)), np.ones((1, 1)))
+    np.testing.assert_allclose(found.ravel(), [0.5, np.nan, 1 / 3])
+
+
 def test_sylvesters_equation_refuses() -> None:
     for a, b in [(np.eye(2), -np.eye(3)), (np.zeros((2, 2)), np.zeros((3, 3))), (np.diag([1.0, 1e9]), -np.eye(3))]:
         with pytest.raises(LinAlgError, match="two that no digit tells apart"):

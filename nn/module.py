@@ -502,7 +502,7 @@ def _below(value: Module | Parameter) -> list[Any]:
 def _hidden(name: str, value: Any) -> DTypeError:
     kind = type(value).__name__
     hint = f"self.{name} = nn.ModuleList([...]) or nn.ModuleDict({{...}}), so that parameters() finds what is in it"
-    return DTypeError("modules in an nn.ModuleList, parameters in attributes", f"a {kind} of them for {name!r}", hint)
+    return DTypeError("modules in an nn.ModuleList", f"a {kind} of them for {name!r}", hint)
 
 
 def _once(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

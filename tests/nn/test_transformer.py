@@ -401,10 +401,7 @@ CHANGES = [  # the half that is watched or changed, and how
     ("ffn", lambda block: setattr(block, "ln2", nn.LayerNorm(8, dtype="float64"))),
     ("ffn", lambda block: setattr(block, "ffn", nn.FeedForward(8, 12, dtype="float64", generator=1))),
     ("ffn", lambda block: setattr(block.ffn, "w1", nn.Linear(8, 12, bias=True, dtype="float64", generator=1))),
-    (
-        "attn",
-        lambda block: setattr(block, "attn", nn.MultiHeadAttention(8, 4, bias=True, dtype="float64", generator=1)),
-    ),
+    ("", lambda block: setattr(block, "attn", nn.MultiHeadAttention(8, 4, bias=True, dtype="float64", generator=1))),
 ]
 
 

@@ -57,6 +57,7 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
         mask = mg.asarray(padding, device=q.device)
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=True, dropout_p=0.1)
 
+    attend_linearly = lambda q, k, v: F.linear_attention(q, k, v, is_causal=True)
     project = lambda x, *weights: sum(F.qkv_projection(x, *weights))
     feed = lambda x, w1, w3, w2, w: F.swiglu_ffn(x, w1, w3, w2, w / d)  # float16 holds the gradients
     narrow = 5 * n * d + 4 * n * d_ff + 6 * d * d_ff
@@ -79,6 +80,7 @@ def kernels(batch: int, length: int, d: int, heads: int, d_ff: int, vocab: int) 
         Kernel("attention with padding and dropout", (split,) * 3, attend_padded, 12 * n * d, 7 * products, False),
         Kernel("qkv_projection", (rows, *[(d, d)] * 3, (d,)), project, 9 * n * d + 6 * d * d, 18 * n * d * d),
         Kernel("swiglu_ffn", (rows, *[(d_ff, d)] * 2, (d, d_ff), (d,)), feed, narrow, 18 * n * d * d_ff),
+        Kernel("linear_attention", (split,) * 3, attend_linearly, 12 * n * d, 12 * n * d * size),
         Kernel("linear", (rows, (d_ff, d)), F.linear, 3 * n * (d + d_ff), 6 * n * d * d_ff),
     ]
 

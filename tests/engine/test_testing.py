@@ -82,7 +82,7 @@ def mutated(rule, joint, k):
     return wrong
 
 
-CONSTANT = {"ceil", "floor", "round", "sign", "trunc"}  # a thousandth of nothing is nothing
+CONSTANT = {"ceil", "floor", "gammasgn", "round", "sign", "trunc"}  # a thousandth of nothing is nothing
 MUTABLE = [
     c for c in FINITE if c.number == 0 and isinstance(c.operation, Primitive) and c.operation.name not in CONSTANT
 ]

@@ -109,9 +109,9 @@ class TransformerBlock(Module):
         norm, attn = self.ln1, self.attn
         if not (layers := self._plain_projections(x)):
             return attn(norm(x), **options)
-        products = F.qkv_projection(x, *(layer.weight for layer in layers), norm.weight, norm.eps)
-        biases = (layer.bias for layer in layers)
-        pairs = zip(products, biases, strict=True)
+        q, k, v = (layer.weight for layer in layers)
+        products = F.qkv_projection(x, q, k, v, norm.weight, norm.eps)
+        pairs = zip(products, (layer.bias for layer in layers), strict=True)
         return attn.attend(*(y if bias is None else y + bias.astype(y.dtype) for y, bias in pairs), **options)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
@@ -119,7 +119,8 @@ class TransformerBlock(Module):
         norm, ffn = self.ln2, self.ffn
         if not (layers := self._plain_units(x)):
             return ffn(norm(x))
-        return F.swiglu_ffn(x, *(layer.weight for layer in layers), norm.weight, norm.eps, ffn.recompute)
+        gate, up, down = (layer.weight for layer in layers)
+        return F.swiglu_ffn(x, gate, up, down, norm.weight, norm.eps, ffn.recompute)
 
     def _is_unwatched(self, x: Tensor) -> bool:
         """Whether the weights say all of the block but its output projection."""

@@ -239,7 +239,8 @@ def _may_overflow(q: Array, k: Array, scale: float) -> bool:
     """Whether scores of finite queries and keys may leave their dtype, and there is a wider one."""
     largest = [float(np.abs(x).max(where=np.isfinite(x), initial=0)) for x in (q, k)]
     info, wide = np.finfo(q.dtype), np.finfo(_wider(q.dtype))
-    return info.maxexp < wide.maxexp and math.prod(largest) * max(abs(scale), 1) * q.shape[-1] > float(info.max)
+    size = math.prod(largest) * max(abs(scale), 1) * q.shape[-1]
+    return bool(info.maxexp < wide.maxexp and size > float(info.max))
 
 
 def _safe(sums: Array, means: Array, keys: int) -> bool:
@@ -288,9 +289,9 @@ def _backward(
             *rest,
             needs,
         )
-        big = _widened(q, k, v)
+        big: Any = _widened(q, k, v)
         result, kept = _forward(*big, mask, *options)
-        up = np.where(rows, g, zero).astype(big[0].dtype)
+        up: Any = np.where(rows, g, zero).astype(big[0].dtype)
         more = _backward(up, *big, mask, *options, result, kept["total"], kept["shift"], needs)
         pairs_of = zip(part, more, (q, k, v, mask), strict=True)
         return tuple(None if a is None else _fit(_fit(a, x) + _fit(b, x), x) for a, b, x in pairs_of)

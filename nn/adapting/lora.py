@@ -159,9 +159,9 @@ def adapt(
     model.requires_grad_(False)
     for path, layer in layers.items():
         if not isinstance(layer, LoRALinear):
-            layer.adapters = ModuleDict()  # type: ignore[attr-defined]
+            layer.adapters = ModuleDict()
             layer.__class__ = LoRALinear
-        layer.adapters[name] = made[path].train(layer.training)  # type: ignore[attr-defined]
+        layer.adapters[name] = made[path].train(layer.training)
     set_adapter(model, name)
     return model
 
@@ -173,7 +173,8 @@ def matching(model: Module, targets: str | Iterable[str]) -> dict[str, Linear]:
     patterns = [targets] if isinstance(targets, str) else list(targets)
     layers = linear_layers(model)
     found = {pattern: [path for path in layers if _matches(path, pattern)] for pattern in patterns}
-    if absent := [pattern for pattern, paths in found.items() if not paths] or not patterns:
+    absent = [pattern for pattern, paths in found.items() if not paths]
+    if absent or not patterns:
         got = f"{_few(absent)} of no layer" if patterns else "no pattern"
         raise ArgumentError(f"patterns of names of Linear layers, such as {_few(list(layers))}", got, "'*' is all")
     return {path: layer for path, layer in layers.items() if any(path in paths for paths in found.values())}
@@ -348,7 +349,7 @@ def _refuse_aside(model: Module) -> None:
 
 
 def _plain(layer: Linear) -> None:
-    del layer.adapters, layer.active  # type: ignore[attr-defined]
+    del layer.adapters, layer.active
     layer.__class__ = Linear
 
 
@@ -363,8 +364,8 @@ def _take_back(layer: Linear) -> None:
     """Make the layer an adapted one again, where the model is now, and of the dtype that it has."""
     aside, now = vars(layer).pop("aside"), layer.weight
     vars(layer).update(weight=aside.weight)
-    layer.adapters, layer.active = aside.adapters, aside.active  # type: ignore[attr-defined]
+    layer.adapters, layer.active = aside.adapters, aside.active
     layer.__class__ = LoRALinear
-    layer.adapters.train(layer.training)  # type: ignore[attr-defined]
-    if any((p.device, p.dtype) != (now.device, now.dtype) for p in (aside.weight, *layer.adapters.parameters())):  # type: ignore[attr-defined]
+    layer.adapters.train(layer.training)
+    if any((p.device, p.dtype) != (now.device, now.dtype) for p in (aside.weight, *layer.adapters.parameters())):
         layer.to(now.device, now.dtype)

@@ -120,7 +120,7 @@ def load_adapter(model: M, folder: str | os.PathLike[str], name: str = "default"
     for there, (a, b) in halves.items():
         path, layer = layers[there]
         state = {"lora_A": a, "lora_B": _rows(model, path, b, back=True)}
-        layer.adapters[name].load_state_dict(state)  # type: ignore[attr-defined]
+        layer.adapters[name].load_state_dict(state)
     return model
 
 

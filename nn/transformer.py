@@ -117,10 +117,13 @@ class TransformerBlock(Module):
     def _feed_forward(self, x: Tensor) -> Tensor:
         """``ffn(ln2(x))``, likewise."""
         norm, ffn = self.ln2, self.ffn
+        out: Tensor
         if not (layers := self._plain_units(x)):
-            return ffn(norm(x))
-        gate, up, down = (layer.weight for layer in layers)
-        return F.swiglu_ffn(x, gate, up, down, norm.weight, norm.eps, ffn.recompute)
+            out = ffn(norm(x))
+        else:
+            gate, up, down = (layer.weight for layer in layers)
+            out = F.swiglu_ffn(x, gate, up, down, norm.weight, norm.eps, ffn.recompute)
+        return out
 
     def _is_unwatched(self, x: Tensor) -> bool:
         """Whether the weights say all of the block but its output projection."""

@@ -289,10 +289,10 @@ def _backward(
             *rest,
             needs,
         )
-        big: Any = _widened(q, k, v)
-        result, kept = _forward(*big, mask, *options)
-        up: Any = np.where(rows, g, zero).astype(big[0].dtype)
-        more = _backward(up, *big, mask, *options, result, kept["total"], kept["shift"], needs)
+        q2, k2, v2 = _widened(q, k, v)
+        result, kept = _forward(q2, k2, v2, mask, *options)
+        up = np.where(rows, g, zero).astype(q2.dtype)
+        more = _backward(up, q2, k2, v2, mask, *options, result, kept["total"], kept["shift"], needs)
         pairs_of = zip(part, more, (q, k, v, mask), strict=True)
         return tuple(None if a is None else _fit(_fit(a, x) + _fit(b, x), x) for a, b, x in pairs_of)
     wide, lead = call.q.dtype, sizes.scores[:-2]

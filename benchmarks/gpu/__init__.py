@@ -1,1 +1,1 @@
-"""What needs a GPU to be measured."""
+"""What ``gpu_check.py`` compares and measures on a GPU; what pytest can assert is in ``tests/gpu/``."""

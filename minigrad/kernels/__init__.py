@@ -1,9 +1,10 @@
 """Fused operations: a definition and a pair of NumPy kernels each.
 
-Their CUDA kernels stand in the ``.cu`` files beside them, those of gelu, relu, silu and swiglu in ``elementwise.cu``.
-The modules in ``cuda`` launch them. Each is imported here, which makes its kernels known to its operation. linear and
-linear_cross_entropy need no ``.cu`` of their own, and qkv_projection and swiglu_ffn run their definition on a GPU.
-Dropout and rope are primitives, whose derivatives are themselves: they call their launchers.
+Their CUDA kernels stand in the ``.cu`` files beside them: ``elementwise.cu`` for gelu, relu, silu and swiglu,
+``norms.cu`` for the norms of rows, ``joined_rows.cu`` for what qkv_projection and swiglu_ffn do beside products, three
+files for attention. linear, linear_cross_entropy and linear_attention need none of their own. The modules in ``cuda``
+launch them. Each is imported here, which makes its kernels known to its operation. Dropout and rope are primitives,
+whose derivatives are themselves: they call their launchers.
 """
 
 import importlib

@@ -1,4 +1,7 @@
-"""The fused operations, for ``nn.functional``; ``operations.pyi`` has their signatures as a caller sees them."""
+"""Names alone, for ``nn.functional``: each fused operation is defined in a file of its own.
+
+``operations.pyi`` has their signatures as a caller sees them.
+"""
 
 from minigrad.kernels.attention import attention as attention
 from minigrad.kernels.batch_norm import normalize_batch as normalize_batch

@@ -1,1 +1,1 @@
-"""How kernels are launched on a GPU, one file an operation or kind; their sources stand beside the definitions."""
+"""How kernels are launched on a GPU, one file an operation or kind; the ``.cu`` files are one folder up."""

@@ -60,6 +60,7 @@ def fits(block: Any, x: Any, mask: Any, positions: Any, cache: Any) -> bool:
         and not (block.dropout.training and block.dropout.p)
         and not (attn.training and attn.dropout)
         and attn.pattern is None
+        and attn.key_dim == attn.head_dim
         and (attn.rope is None or is_plain(attn.rope, RotaryEmbedding))
         and (mask is None or _hides_keys(mask, len(x), attn.window, cache.length + 1))
         and (positions is None or np.shape(positions) == (len(x), 1))

@@ -98,6 +98,7 @@ GPT2 = {
 }
 
 # Settings that the logits don't depend on: of training, of the tokenizer, of how transformers runs or generates.
+# (A family with windows in some layers reads max_window_layers.)
 IRRELEVANT = frozenset({
     "_attn_implementation_autoset", "_name_or_path", "architectures", "attn_implementation", "auto_map",
     "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "do_sample", "dtype", "eos_token_id",

@@ -1,4 +1,4 @@
-"""The kinds of attention that the layers of a model may have, and the options that go with each."""
+"""Layers that a model may choose by a word: kinds of attention with their options, of norm, of feed-forward layer."""
 
 from __future__ import annotations
 

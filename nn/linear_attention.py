@@ -19,8 +19,8 @@ from .module import Module
 class LinearAttention(MultiHeadAttention):
     """Attention by features of queries and keys, ``φ(q) Σ φ(k) vᵀ / φ(q) Σ φ(k)``, in time linear in the length.
 
-    The layers and arguments are those of MultiHeadAttention. In a cache it has a state of heads · features · head_dim
-    numbers, however much it reads.
+    The layers and arguments are those of MultiHeadAttention. In a cache it has a state of heads of keys · features ·
+    (head_dim + 1) numbers, however much it reads.
 
     - feature_map, decay: those of :func:`nn.functional.linear_attention`. Heads with a decay are not divided by a sum
       of weights but by their root mean square, as in retention
@@ -53,6 +53,9 @@ class LinearAttention(MultiHeadAttention):
     ) -> None:
         if feature_dim is not None:
             check_sizes(feature_dim=feature_dim)
+        if ignored := [name for name in ("window", "pattern") if options.get(name) is not None]:
+            hint = "a decay fades what is far away"
+            raise ArgumentError("linear attention without a window and a pattern", " and ".join(ignored), hint)
         super().__init__(
             d_model, num_heads, num_kv_heads, bias, rope=rope, head_dim=head_dim, key_dim=feature_dim, **options
         )

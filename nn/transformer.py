@@ -30,7 +30,7 @@ from .positional import RotaryEmbedding
 
 
 class TransformerBlock(Module):
-    """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: a pre-norm block of causal attention and SwiGLU, without biases.
+    """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: a pre-norm block, by default of causal attention and SwiGLU.
 
     dropout acts on attention weights and on both branches; window, pattern and qk_norm are those of MultiHeadAttention,
     attention_bias is its bias; recompute, ffn and norm are those of TransformerLM. linear are options of
@@ -151,8 +151,8 @@ def _all_plain(norm: Any, layers: list[Linear], x: Tensor) -> list[Linear]:
 class TransformerLM(Module):
     """A decoder-only language model: token ids (batch, sequence) to the next token's logits (batch, sequence, vocab).
 
-    Token embeddings, num_layers pre-norm blocks with rotary attention and SwiGLU, RMSNorm, a linear head; no biases but
-    that of the head, if asked for. That is a LLaMA; attention_bias, qk_norm, ffn, norm and positions make it another
+    Token embeddings, num_layers pre-norm blocks with rotary attention and SwiGLU, RMSNorm, a linear head; no biases
+    unless asked for. That is a LLaMA; attention_bias, qk_norm, ffn, norm and positions make it another
     family of docs/models.md.
 
     - d_ff: width of the feed-forward layers, by default 8/3 d_model rounded up to a multiple of 64
@@ -164,7 +164,8 @@ class TransformerLM(Module):
     - rope_layout, rope_scaling: those of RotaryEmbedding; head_dim: d_model / num_heads if not given
     - attention_bias: of all four projections of attention, or "qkv", of those into heads; qk_norm: an RMSNorm of each
       head's queries and keys
-    - ffn: "swiglu"; "geglu", :class:`GEGLU`; or "gelu", two matrices with biases, GELU (tanh) between, d_ff = 4 d_model
+    - ffn: "swiglu"; "geglu", :class:`GEGLU`; or "gelu", two matrices with biases and GELU (tanh) between, where d_ff is
+      4 d_model by default
     - norm: "rms" or "layer"; positions: "rotary" or "learned", embeddings that are added to those of the tokens
     - attention: the kind of each layer, "full", "window", "blocks" or "linear", or a list of kinds; by default what
       window, pattern and linear say
@@ -179,8 +180,8 @@ class TransformerLM(Module):
     - recompute_ffn: deprecated; True is recompute="ffn"
     - dtype, device, generator: of the parameters (float32, the CPU) and of the random numbers that they start from
 
-    Keys: ``token_embeddings.weight layers.N.ln1.weight layers.N.attn.{q,k,v,output}_proj.weight layers.N.ln2.weight
-    layers.N.ffn.{w1,w2,w3}.weight ln_final.weight lm_head.weight``.
+    Keys of a LLaMA: ``token_embeddings.weight layers.N.ln1.weight layers.N.attn.{q,k,v,output}_proj.weight
+    layers.N.ln2.weight layers.N.ffn.{w1,w2,w3}.weight ln_final.weight lm_head.weight``.
 
     >>> model = TransformerLM(65, context_length=16, d_model=32, num_layers=2, num_heads=4)
     >>> model([[1, 2, 3]]).shape

@@ -36,8 +36,7 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_
     >>> print(clip_grad_norm([p], max_norm=1.0), p.grad.round(6))
     5.0 [0.6 0.8]
     """
-    if not max_norm >= 0:
-        raise ArgumentError("max_norm >= 0", f"max_norm={max_norm}", "math.inf measures the norm alone")
+    check_max_norm(max_norm)
     listed = [params] if isinstance(params, Tensor) else as_parameters(params)
     owners = {p: place for place, p in enumerate(listed) if p.requires_grad and p.grad is not None}
     grads = [as_rows(gradient_of(p, place)) for p, place in owners.items()]
@@ -49,6 +48,12 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float, error_if_
         raise NonFiniteError("finite gradients", f"a norm of {float(norm)}, first at {name}", "mg.detect_anomaly()")
     scale_gradients(list(owners), norm, max_norm)
     return norm
+
+
+def check_max_norm(max_norm: float) -> None:
+    """Refuse a norm that no gradient can be scaled to."""
+    if not max_norm >= 0:
+        raise ArgumentError("max_norm >= 0", f"max_norm={max_norm}", "math.inf measures the norm alone")
 
 
 def _norms(grads: Sequence[Array]) -> list[list[Array]]:

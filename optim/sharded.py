@@ -16,7 +16,7 @@ from minigrad.distributed.gradients import Bucket, in_buckets, share_of
 from minigrad.errors import ArgumentError
 from minigrad.messages.explain import explained
 from minigrad.tensor import Tensor
-from .clipping import clip_grad_norm, combine, scale_gradients
+from .clipping import check_max_norm, clip_grad_norm, combine, scale_gradients
 from .optimizer import Group, Optimizer
 
 Piece: TypeAlias = "tuple[Tensor, slice, slice, Tensor]"  # a parameter; where in the share, in the parameter; its view
@@ -37,9 +37,9 @@ class ShardedOptimizer:
     on every rank. Adam's moments, 8 bytes a float32 parameter, become 8 / N. The weights are those that the optimizer
     gives unsharded, to the last bit where nothing is clipped; the norm to clip by is summed in another order.
 
-    Frozen parameters and those without a gradient on any rank are skipped, as there. From Rajbhandari et al. 2020,
-    "ZeRO", stage 1, for optimizers that move each entry by itself: SGD, Adam, AdamW. One that was stepped before keeps
-    its states.
+    Frozen parameters and those without a gradient on any rank are skipped, as in ``average_gradients``. From
+    Rajbhandari et al. 2020, "ZeRO", stage 1, for optimizers that move each entry by itself: SGD, Adam, AdamW. One that
+    was stepped before keeps its states.
 
     >>> import minigrad as mg
     >>> from optim import SGD
@@ -92,6 +92,7 @@ class ShardedOptimizer:
         norm that of ``clip_grad_norm`` over all parameters. Where it is not finite nothing moves, on no rank. The
         gradients in ``.grad`` stay what this rank's backward passes left.
         """
+        check_max_norm(max_norm)
         params = list(self._places)
         share, _, owned = share_of(count, params, self.ranks)
         there = {param for param, owner in zip(params, owned, strict=True) if owner and param.requires_grad}

@@ -11,6 +11,7 @@
         mg.distributed.average_gradients(model.parameters(), count=labels.size)
         optim.clip_grad_norm(model.parameters(), 1.0)
         optimizer.step()
+        optimizer.zero_grad()
 
 Every rank makes the same calls in the same order, as MPI asks for. ``communicator.py`` has the exchanges, ``mpi.py``
 carries them, ``current.py`` finds out who is there, ``gradients.py`` and ``replicas.py`` are for the loop;

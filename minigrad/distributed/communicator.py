@@ -22,6 +22,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = {"sum": np.add, "max": np.maximum, "
 WAIT = 2.0  # seconds in which all ranks find out about one and the same mistake
 
 
+def check_reduce(reduce: str) -> None:
+    """Refuse what is no way to sum over ranks."""
+    if reduce not in ("ordered", "carrier"):
+        raise ArgumentError('reduce="ordered" or "carrier"', repr(reduce), "ordered gives the same bits each time")
+
+
 class Communicator:
     """The ranks that work together, and the exchanges between them; this one is a process alone.
 
@@ -104,8 +110,7 @@ class Communicator:
         all-reduce, which is somewhat faster (docs/distributed.md).
         """
         given = _summable(array, op)
-        if reduce not in ("ordered", "carrier"):
-            raise ArgumentError('reduce="ordered" or "carrier"', repr(reduce), "ordered gives the same bits each time")
+        check_reduce(reduce)
         flat = np.zeros(self.padded(given.size), accumulator(given.dtype))
         flat[: given.size] = given.ravel()
         if reduce == "ordered":

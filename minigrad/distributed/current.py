@@ -21,9 +21,9 @@ _current = Communicator()
 def init(backend: str = "auto") -> Communicator:
     """Find the other ranks; from here on the functions of this module speak to them.
 
-    backend: "mpi" takes mpi4py and the MPI that it finds (``pip install 'minigrad-numpy[mpi]'`` brings both), "none" is
-    this process alone, "auto" is "mpi" in a process that mpiexec started beside others, else "none". Every rank gets
-    its share of the cores as threads, unless ``MINIGRAD_NUM_THREADS`` says how many.
+    backend: "mpi" takes mpi4py and the MPI that it finds (``pip install -e '.[mpi]'`` brings both, on Windows mpi4py
+    alone), "none" is this process alone, "auto" is "mpi" in a process that mpiexec started beside others, else "none".
+    Every rank gets its share of the cores as threads, unless ``MINIGRAD_NUM_THREADS`` says how many.
 
     Raises MissingPackageError where mpi4py or its MPI is absent, ArgumentError for another backend.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator
-from minigrad.distributed.communicator import Communicator
+from minigrad.distributed.communicator import Communicator, check_reduce
 from minigrad.distributed.current import get_communicator
 from minigrad.errors import ArgumentError, DeviceError
 from minigrad.tensor import Tensor
@@ -55,7 +55,8 @@ def in_buckets(tensors: Iterable[Tensor], ranks: Communicator, most: int = BUCKE
             raise DeviceError("parameters on the CPU, for an exchange between ranks", f"one on {tensor.device}", hint)
         dtype = np.dtype(accumulator(tensor.dtype))
         last = found[-1] if found else None
-        if last is None or last.dtype != dtype or (last.length + tensor.size) * dtype.itemsize > most:
+        same = last is not None and last.tensors[0].dtype == tensor.dtype
+        if last is None or not same or (last.length + tensor.size) * dtype.itemsize > most:
             last = Bucket([], [], 0, dtype)
             found.append(last)
         last.tensors.append(tensor)
@@ -104,6 +105,7 @@ def average_gradients(
     (2.0, array([1., 2.]))
     """
     ranks = communicator or get_communicator()
+    check_reduce(reduce)
     tensors = trained(params)
     share, total, owned = share_of(count, tensors, ranks)
     if ranks.size == 1:
@@ -112,10 +114,7 @@ def average_gradients(
     for bucket in in_buckets(there, ranks):
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             flat = bucket.pack([tensor.grad if count else None for tensor in bucket.tensors], share)
-            if reduce == "ordered":
-                flat = ranks.all_gather(ranks.reduce_scatter(flat))
-            else:
-                flat = ranks.all_reduce(flat, reduce=reduce)
+            flat = ranks.all_reduce(flat, reduce=reduce)
             for tensor, grad in zip(bucket.tensors, bucket.unpack(flat), strict=True):
                 tensor.grad = grad.astype(tensor.dtype, copy=False)
     return total

@@ -24,7 +24,7 @@ class Mpi(Communicator):
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py without an MPI
             first = str(error).partition("\n")[0]
-            hint = "pip install 'minigrad-numpy[mpi]'"
+            hint = "pip install -e '.[mpi]', of minigrad"
             raise MissingPackageError("mpi4py and an MPI, to work with other processes", first, hint) from None
         self._comm: Any = MPI.COMM_WORLD
         self._failures: Any = MPI.COMM_WORLD.Dup()  # a rank that failed is not where the others are

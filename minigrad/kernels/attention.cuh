@@ -52,7 +52,8 @@ template <class E> __device__ inline E* head_of(E* array, const Place& place, in
     return array + n * place.n + h * place.h;
 }
 
-// What the backward kernels know of a row: of its weights p = e^(s - shift) / total, and D.
+// What the backward kernels know of a row: of its weights p = e^(s - shift) / total, and D. In attention_mma.cu the shift
+// is one of s · log₂ e, and the base is 2.
 struct Rows { float shift[ROWS], inverse[ROWS], dot[ROWS]; unsigned int key[DROPOUT ? ROWS : 1]; };
 __device__ inline void fetch_rows(const Call& call, const float* total, const float* shift, const float* dots,
                                   unsigned long long seed, int head, int i0, Rows& rows) {

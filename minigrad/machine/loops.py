@@ -83,7 +83,7 @@ def set_compiled(flag: bool) -> None:
         raise ArgumentError("True or False", repr(flag), "mg.set_compiled(False) lets NumPy do all")
     if flag and not _numba():
         raise MissingPackageError(
-            "numba, which compiles loops", "none that works", "pip install 'minigrad-numpy[fast]'"
+            "numba, which compiles loops", "none that works", "pip install -e '.[fast]', of minigrad"
         )
     _state.wanted = bool(flag)
 

@@ -47,7 +47,8 @@ def save_adapter(
 
     adapter_config.json and adapter_model.safetensors; the folder is made. A TransformerLM's layers get transformers'
     names, and rows of B of queries and keys the order of the "half" layout, as in ``save_pretrained``; those of other
-    models keep their names. base_model: the name or folder of the base, for who reads it.
+    models keep their names. A Phi-3 is adapted under the names of the LLaMA or Mistral that save_pretrained makes of
+    it. base_model: the name or folder of the base, for who reads it.
 
     >>> import nn, os, tempfile
     >>> model = nn.lora(nn.TransformerLM(10, context_length=8, d_model=16, num_layers=1, num_heads=2), rank=2)

@@ -100,6 +100,7 @@ def watched(model, seen):
         "hook on the rope": lambda: block.attn.rope.register_forward_hook(lambda *_: seen.append(1)),
         "hook on dropout": lambda: block.dropout.register_forward_hook(lambda *_: seen.append(1)),
         "another layer": lambda: setattr(block.attn, "output_proj", nn.Sequential(block.attn.output_proj)),
+        "narrow keys": lambda: setattr(block, "attn", nn.MultiHeadAttention(24, 4, key_dim=4, generator=1)),
         "a bias": lambda: setattr(block.ffn, "w2", nn.Linear(40, 24, generator=1)),
     }
 

@@ -285,3 +285,14 @@ def test_functions_and_layers_have_one_list_of_feature_maps():
     for name in ("elu+1", "taylor", "identity"):
         assert F.linear_attention(*[np.ones((3, 2))] * 3, feature_map=name).shape == (3, 2)
         assert nn.LinearAttention(4, 2, feature_map=name).feature_map == name
+
+
+@pytest.mark.parametrize("given", [{"window": 8}, {"pattern": nn.BlockPattern(np.ones((2, 2), bool), 4)}])
+def test_a_window_or_a_pattern_of_linear_attention_is_refused_not_dropped(given):
+    for make in (
+        lambda: nn.LinearAttention(16, 4, **given),
+        lambda: nn.TransformerBlock(16, 4, linear={}, **given),
+        lambda: nn.TransformerLM(10, 8, 16, 1, 4, linear={}, **given),
+    ):
+        with pytest.raises(ArgumentError, match="without a window and a pattern"):
+            make()

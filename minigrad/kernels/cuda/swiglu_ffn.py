@@ -49,15 +49,16 @@ def _backward(
 ) -> tuple[Any, ...]:  # fmt: skip
     xp, both, d_ff = array_module(x), gate, len(w1)
     product = Product.of(x, norm_weight)._replace(dtype=g.dtype)
-    upstream, n = xp.ascontiguousarray(g.reshape(len(product.x), -1)), product.again(inverse)
+    upstream = xp.ascontiguousarray(g.reshape(len(product.x), -1))
+    n = product.again(inverse) if any(needs[1:3]) or not len(both) else None
     if not len(both):
         both = _gate_and_up(product, n, w1, w3)
-    dh = multiply_into(xp.empty((len(n), d_ff), product.dtype), upstream, cast_to(w2, product.dtype))
+    dh = multiply_into(xp.empty((len(upstream), d_ff), product.dtype), upstream, cast_to(w2, product.dtype))
     h, dboth = xp.empty_like(dh), xp.empty_like(both)
     _units("joined_swiglu_backward", d_ff, dh, both, h, dboth)
     gx = gnorm = None
     if needs[0] or needs[4]:
-        rows = multiply_into(xp.empty(n.shape, product.dtype), dboth, _below(product, w1, w3))
+        rows = multiply_into(xp.empty(product.x.shape, product.dtype), dboth, _below(product, w1, w3))
         gx, gnorm = product.backward(rows, inverse, (needs[0], needs[4]))
     products = (w1, dboth[:, :d_ff], n), (w3, dboth[:, d_ff:], n), (w2, upstream, h)
     gweights = [weight_gradient(*p) if need else None for p, need in zip(products, needs[1:4], strict=True)]

@@ -268,10 +268,10 @@ def real_eigen(x: Array) -> tuple[Array, Array]:
     if array_module(x) is not np:
         raise lacking("eig", " before version 14")
     values, vectors = np.linalg.eig(x)
-    if values.dtype.kind == "c":
+    if values.dtype.kind == "c" and values.imag.any():
         hint = "complex numbers are out of scope; eigh takes symmetric matrices, whose eigenvalues are real"
         raise LinAlgError("matrices with real eigenvalues", "complex ones", hint)
-    return values, vectors
+    return np.ascontiguousarray(values.real), np.ascontiguousarray(vectors.real)  # complex from NumPy 2.5 on
 
 
 def _real_eigen_rule(g: Any, x: Array, out: Any) -> Array:
@@ -309,7 +309,7 @@ def eig(x: Array) -> EigResult:
     return EigResult(*real_eigen(x))
 
 
-@composite(samples=_square, domain=dominant, numpy=lambda n, x: n.linalg.eig(x).eigenvalues,
+@composite(samples=_square, domain=dominant, numpy=lambda n, x: n.linalg.eig(x).eigenvalues.real,
            torch=lambda t, x: t.linalg.eig(x)[0].real)  # fmt: skip
 def eigvals(x: Array) -> Array:
     """The eigenvalues (..., n) of matrices that have real ones; of equal ones the sum is differentiable.

@@ -244,7 +244,7 @@ NUMPY = {
     "substitute": lambda n, a, b, lower, unit_diagonal: _triangular(n, a, b, 0, lower, unit_diagonal),
     "solve_triangular": _triangular,
     "orthogonal_triangle": lambda n, x: n.linalg.qr(x),
-    "real_eigen": lambda n, x: n.linalg.eig(x),
+    "real_eigen": lambda n, x: tuple(part.real for part in n.linalg.eig(x)),
     "trajectory": lambda n, y0, t, theta, func, options: scipy.integrate.odeint(func, y0, t, (theta,), **options),
     "solve_banded": lambda n, l_and_u, ab, b: scipy.linalg.solve_banded(l_and_u, ab, b),
     "solve_bands": lambda n, ab, b, lower, upper: scipy.linalg.solve_banded((lower, upper), ab, b),

@@ -19,6 +19,7 @@ import nn.functional as F
 import optim
 from minigrad.errors import ArgumentError, CallError, ShapeError
 
+pytestmark = pytest.mark.cpu_only("figures of a page, computed by NumPy beside Tensors of the CPU")
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
 ROWS: dict[str, str] = dict(re.findall(r"^\| \*\*(.+?)\*\* \|(.+)\|$", PAGE, re.MULTILINE))
 CHECKS: dict[str, Callable[[], list[str]]] = {}

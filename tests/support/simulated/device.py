@@ -193,7 +193,7 @@ class ndarray:
             allocator(array.nbytes)
         made = object.__new__(cls)
         made._host, made._device, made.base = array, state.current, owner
-        cublas.alive[id(array)] = array
+        cublas.note(array)
         return made
 
     # what it is

@@ -125,6 +125,8 @@ def test_misuse(entry: Entry) -> None:
         pytest.skip("a GPU has no read-only arrays")
     with pytest.raises(MiniGradError) as caught:
         exec(entry.snippet, names())
+    if isinstance(caught.value, errors.DeviceError) and mg.asarray(np.zeros(1)).device != "cpu":
+        pytest.skip("what CuPy lacks, or ranks don't exchange, is refused before")
     assert type(caught.value).__name__ == entry.kind
     assert same(str(caught.value), entry.text), str(caught.value)
     assert caught.value.expected and caught.value.got and caught.value.hint

@@ -270,7 +270,8 @@ def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1, allow_sin
 def _degenerate(x: Array, cov: Array) -> Array | None:
     """``logpdf`` for a singular ``cov``, by its eigenvalues; None for a regular one. The limits are SciPy's."""
     values, vectors = linalg.eigh(array_of(cov))
-    least = (1e6 * 2.0**-52 if values.dtype == np.float64 else 1e3 * 2.0**-23) * abs(values).max(initial=0)
+    size = abs(values).max() if values.size else 0.0
+    least = (1e6 * 2.0**-52 if values.dtype == np.float64 else 1e3 * 2.0**-23) * size
     if (values < -least).any():
         raise ArgumentError("a cov without negative eigenvalues", describe(cov), "it is the mean of (x - m)(x - m)ᵀ")
     spanned = values > least

@@ -260,6 +260,7 @@ def test_cross_attention_is_that_of_torch(agree_with_torch, rng):
     agree_with_torch(ours, theirs, rng.standard_normal((2, 5, 8)), rng.standard_normal((2, 7, 8)))
 
 
+@pytest.mark.cpu_only("torch beside it")
 def test_values_may_be_of_another_sequence_than_keys(agree, rng):
     ours = nn.MultiHeadAttention(8, 2, bias=True, dtype="float64", generator=1)
     theirs = torch.nn.MultiheadAttention(8, 2, dtype=D, batch_first=True)

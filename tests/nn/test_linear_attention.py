@@ -60,6 +60,7 @@ ROPE_PLACES = {  # weights, and those that are summed, of queries and keys (head
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("place", ROPE_PLACES)
+@pytest.mark.cpu_only("NumPy beside arrays of the default device")
 def test_rope_before_and_after_the_map(place, causal, agree):
     rope = nn.RotaryEmbedding(4, 9)
     layer = nn.LinearAttention(16, 4, 2, rope=rope, rope_place=place, dtype="float64", generator=0)
@@ -73,6 +74,7 @@ def test_rope_before_and_after_the_map(place, causal, agree):
     agree(layer(mg.Tensor(x), is_causal=causal), layer.output_proj(mg.Tensor(means.swapaxes(0, 1).reshape(9, 16))).data)
 
 
+@pytest.mark.cpu_only("NumPy beside arrays of the default device")
 def test_features_of_a_size_of_their_own(agree):
     layer = nn.LinearAttention(16, 2, **TAYLOR, dtype="float64", generator=0)
     assert [p.weight.shape for p in (layer.q_proj, layer.k_proj, layer.v_proj)] == [(4, 16), (4, 16), (16, 16)]
@@ -86,6 +88,7 @@ def test_features_of_a_size_of_their_own(agree):
     agree(layer.weights(mg.Tensor(x), is_causal=True).data, weights / weights.sum(-1, keepdims=True))
 
 
+@pytest.mark.cpu_only("NumPy beside arrays of the default device")
 def test_retention_is_normalised_in_each_head(agree):
     decay = (0.9, 0.5)
     layer = nn.LinearAttention(16, 2, feature_map="identity", decay=decay, dtype="float64", generator=0)
@@ -115,6 +118,7 @@ def test_a_later_token_changes_nothing_earlier(options):
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.cpu_only("NumPy beside arrays of the default device")
 def test_gradients_of_the_model(options):
     model, tokens = language_model(**options), tokens_of(6)
     model.loss(tokens, tokens[:, ::-1]).backward()

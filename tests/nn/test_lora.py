@@ -73,6 +73,7 @@ def test_an_adapted_layer_starts_with_the_same_bits(dtype):
 
 
 @pytest.mark.parametrize("rank_stabilized", [False, True])
+@pytest.mark.cpu_only("NumPy beside arrays of the default device")
 def test_values_gradients_and_merged_weights_are_those_of_the_formula(rank_stabilized):
     layer = filled(
         nn.lora(nn.Sequential(nn.Linear(6, 5, dtype="float64")), 3, 7.0, "*", rank_stabilized=rank_stabilized)
@@ -92,6 +93,7 @@ def test_values_gradients_and_merged_weights_are_those_of_the_formula(rank_stabi
     np.testing.assert_allclose(layer[0].weight.data, w + scale * b.data @ a.data, rtol=1e-12)
 
 
+@pytest.mark.cpu_only("NumPy beside arrays of the default device")
 def test_dropout_meets_the_input_of_a_in_training_alone():
     layer = filled(nn.lora(nn.Sequential(nn.Linear(400, 3, dtype="float64")), 2, targets="*", dropout=0.25))
     x = np.ones((1, 400))
@@ -105,6 +107,7 @@ def test_dropout_meets_the_input_of_a_in_training_alone():
 
 
 @pytest.mark.parametrize("options", [{}, {"tie_embeddings": True, "recompute": "block"}, {"recompute": "ffn"}])
+@pytest.mark.cpu_only("NumPy beside arrays of the default device")
 def test_a_model_merged_and_unmerged(options):
     model = filled(nn.lora(made(**options), 3, targets="*"))
     adapted, before, logits = model(TOKENS).data, bits(model), model.eval()(TOKENS).data
@@ -231,6 +234,7 @@ def test_gradients_by_finite_differences():
     mg.gradcheck(loss, [adapter.lora_A.data, adapter.lora_B.data, np.random.default_rng(0).standard_normal((2, 4))])
 
 
+@pytest.mark.cpu_only("NumPy beside arrays of the default device")
 def test_autocast_and_a_state_dict_that_comes_back():
     model = filled(nn.lora(made(), 3))
     again = nn.lora(made(), 3)

@@ -14,6 +14,7 @@ from minigrad.errors import ArgumentError
 
 
 @pytest.mark.parametrize("dtypes", [("float16", "float32"), ("float32", "float16"), ("float64", "float16", "float32")])
+@pytest.mark.cpu_only("ranks exchange arrays of the CPU")
 def test_parameters_of_several_dtypes_keep_their_digits_and_their_masters(dtypes: tuple[str, ...]) -> None:
     """Half precision and float32 are summed in one dtype, but a bucket of both would round the weights of float32."""
     found = []
@@ -34,6 +35,7 @@ def test_parameters_of_several_dtypes_keep_their_digits_and_their_masters(dtypes
 
 
 @pytest.mark.parametrize("max_norm", [-1.0, math.nan])
+@pytest.mark.cpu_only("ranks exchange arrays of the CPU")
 def test_a_norm_that_nothing_can_be_scaled_to_is_refused(max_norm: float) -> None:
     param = mg.Tensor([1.0], requires_grad=True)
     param.grad = np.ones(1)

@@ -122,7 +122,7 @@ extern "C" __global__ void rms_norm_again(const T* x, const T* weight, R* y, con
         W v[PACK], w[PACK];
         load(x + blockIdx.x * width + c, v);
         load(weight + c, w);
-        FOR_LANES(k) v[k] = v[k] * r * w[k];
+        FOR_LANES(k) v[k] *= r * w[k];  // the bits of the forward pass
         store(v, y + blockIdx.x * width + c);
     }
 }

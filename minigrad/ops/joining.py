@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, as_arrays, is_array
+from minigrad.backend import Array, array_module, array_of, as_arrays, is_array, to_gpu_of_any
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.messages.arguments import as_int, as_operand, normal_axis
@@ -330,6 +330,7 @@ class Joiner:
         except ValueError as error:
             got = f"{', '.join(map(describe, parts))}: {error}"
             raise ShapeError("parts that fit together", got, "'0,2' in front stands for axis 0, of 2 axes") from None
+        parts = [to_gpu_of_any(x, parts) if isinstance(x, np.ndarray) else x for x in parts]
         row = concatenate([ravel(x) for x in as_arrays(*parts)])
         return take(row, array_module(array_of(row)).asarray(joined))
 

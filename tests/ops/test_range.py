@@ -190,6 +190,8 @@ def test_normalised_rows_of_any_size(name, dtype, part, eps, kernel):
 @pytest.mark.parametrize("name", NORMS)
 def test_normalised_rows_at_the_ends_of_the_range(name, dtype, kernel):
     """Centred numbers may be twice the largest there is, and an inverse may be infinite where no eps bounds it."""
+    if kernel and dtype == np.float32 and mg.ones(1).device != "cpu":
+        pytest.skip("numbers that kernels of a GPU count as 0")
     largest = float(np.finfo(dtype).max)
     far = np.array([[1.0, -1.0, -1.0], [0.9, 0.9, -0.5], [0.0, 0.0, 1.0]]) * largest
     check_norm(name, far.astype(dtype), 1e-5, kernel)

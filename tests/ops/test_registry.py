@@ -360,8 +360,16 @@ MODULES = [
 ]
 
 
+ON_THE_CPU = {
+    "minigrad.integrate", "minigrad.ops.decompositions", "minigrad.ops.matrix_equations", "minigrad.ops.special",
+    "optim.sharded",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(name):
     """Every ``>>>`` example gives what it says."""
+    if name in ON_THE_CPU and mg.asarray(np.zeros(1)).device != "cpu":
+        pytest.skip("it has examples of what CuPy lacks, or ranks don't exchange")
     found = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.failed == 0

@@ -254,6 +254,7 @@ def test_multivariate_normal(cov: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.cpu_only("SciPy beside it")
 def test_multivariate_normal_of_lower_rank(rank: int) -> None:
     """The density of the space that cov spans: SciPy's; by x and mean that of the coordinates in the space."""
     rng = np.random.default_rng(2)

@@ -25,6 +25,10 @@ class Product(NamedTuple):
         dtype = x.dtype if weight is None else half_for(x.dtype) or x.dtype
         return cls(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, dtype)
 
+    def below(self, *matrices: Array) -> Array:
+        """The matrices below each other, in the dtype of the product."""
+        return joined(matrices, 1, self.dtype).reshape(-1, matrices[0].shape[1])
+
     def forward(self, eps: float) -> tuple[Array, Array]:
         """The rows, and the inverse of the root of their mean squares, empty where they aren't normalised."""
         rows = Rows(self.x, self.weight)

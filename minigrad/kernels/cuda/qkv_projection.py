@@ -16,16 +16,11 @@ def _forward(
     check_projections(x, wq, wk, wv, norm_weight, eps)
     product = Product.of(x, norm_weight)
     n, inverse = product.forward(eps)
-    weights = _below(product, wq, wk, wv)
+    weights = product.below(wq, wk, wv)
     out = multiply_into(array_module(x).empty((len(n), len(weights)), product.dtype), n, weights.T)
     ends = len(wq), len(wq) + len(wk)
     parts = out[:, : ends[0]], out[:, ends[0] : ends[1]], out[:, ends[1] :]
     return tuple(part.reshape(*x.shape[:-1], part.shape[1]) for part in parts), {"inverse": inverse}
-
-
-def _below(product: Product, *weights: Array) -> Array:
-    """The matrices below each other, in the dtype of the product."""
-    return joined(weights, 1, product.dtype).reshape(-1, weights[0].shape[1])
 
 
 def _backward(
@@ -37,7 +32,7 @@ def _backward(
     up = joined(g, len(product.x), product.dtype)
     gx = gnorm = None
     if needs[0] or needs[4]:
-        rows = multiply_into(xp.empty(product.x.shape, product.dtype), up, _below(product, wq, wk, wv))
+        rows = multiply_into(xp.empty(product.x.shape, product.dtype), up, product.below(wq, wk, wv))
         gx, gnorm = product.backward(rows, inverse, (needs[0], needs[4]))
     gweights: list[Any] = [None] * 3
     n, start = product.again(inverse) if any(needs[1:4]) else None, 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from minigrad.backend import Array, array_module, cast_to
 from minigrad.kernels.cuda.launching import THREADS, grid_for, launch, pack_of
-from minigrad.kernels.cuda.normed_rows import Product, joined, takes, weight_gradient
+from minigrad.kernels.cuda.normed_rows import Product, takes, weight_gradient
 from minigrad.kernels.swiglu_ffn import check_ffn, swiglu_ffn
 from minigrad.ops._gemm import multiply_into
 
@@ -36,11 +36,7 @@ def _forward(
 def _gate_and_up(product: Product, n: Array, w1: Array, w3: Array) -> Array:
     """Gate and up of each row side by side."""
     out = array_module(n).empty((len(n), 2 * len(w1)), product.dtype)
-    return multiply_into(out, n, _below(product, w1, w3).T)
-
-
-def _below(product: Product, w1: Array, w3: Array) -> Array:
-    return joined((w1, w3), 1, product.dtype).reshape(-1, w1.shape[1])
+    return multiply_into(out, n, product.below(w1, w3).T)
 
 
 def _backward(
@@ -58,7 +54,7 @@ def _backward(
     _units("joined_swiglu_backward", d_ff, dh, both, h, dboth)
     gx = gnorm = None
     if needs[0] or needs[4]:
-        rows = multiply_into(xp.empty(product.x.shape, product.dtype), dboth, _below(product, w1, w3))
+        rows = multiply_into(xp.empty(product.x.shape, product.dtype), dboth, product.below(w1, w3))
         gx, gnorm = product.backward(rows, inverse, (needs[0], needs[4]))
     products = (w1, dboth[:, :d_ff], n), (w3, dboth[:, d_ff:], n), (w2, upstream, h)
     gweights = [weight_gradient(*p) if need else None for p, need in zip(products, needs[1:4], strict=True)]

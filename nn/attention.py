@@ -17,8 +17,9 @@ from . import functional as F
 from .cache import KVCache
 from .checks import check_probability, check_sizes
 from .linear import Linear
-from .module import Module
+from .module import Module, is_plain
 from .normalization import RMSNorm
+from .positional import RotaryEmbedding
 
 
 @primitive(view=True, torch=False, numpy=False, samples=[sample((2, 3, 8), heads=4), sample((3, 6), heads=1)])
@@ -141,10 +142,32 @@ class MultiHeadAttention(Module):
         is_causal: bool = False,
         positions: TensorLike | None = None,
         cache: KVCache | None = None,
+        turned: bool = False,
     ) -> Tensor:
-        """``forward`` from the three projections of x on, each (..., T, heads · head_dim)."""
-        q, k, v = self._own_heads(q, k, v, positions, cache)
+        """``forward`` from the three projections of x on, each (..., T, heads · head_dim).
+
+        turned: whether queries and keys are turned by rope already, see ``turns``
+        """
+        q, k, v = self._own_heads(q, k, v, positions, cache, turned)
         return self._output(q, k, v, attn_mask, is_causal, cache)
+
+    def turns(self, x: Tensor, positions: Any, cache: KVCache | None) -> tuple[NDArray, NDArray] | None:
+        """Cosines and sines (T, key_dim/2) for a product that turns all queries and keys of x at once.
+
+        None where nothing is turned or something watches it, where something comes between a product and its turn,
+        where each sequence has positions of its own, and on a GPU, whose product can't do it.
+        """
+        rope: Any = self.rope
+        if rope is None or not is_plain(rope, RotaryEmbedding) or array_module(x) is not np:
+            return None
+        projections = self.q_proj, self.k_proj, self.v_proj
+        between = self.q_norm is not None or any(layer.bias is not None for layer in projections)
+        if between or (rope.layout, rope.d_k) != ("interleaved", self.key_dim) or np.ndim(positions) > 1:
+            return None
+        if cache is not None and cache.sinks:
+            return None
+        turns: tuple[NDArray, NDArray] = rope.turns(x, places_of(positions, cache, x.shape[-2]))
+        return turns
 
     def weights(
         self,
@@ -186,10 +209,12 @@ class MultiHeadAttention(Module):
         return q, *(keys_and_values() if cache is None else cache.once(self, keys_and_values))
 
     def _own_heads(
-        self, q: Any, k: Any, v: Any, positions: Any, cache: KVCache | None
+        self, q: Any, k: Any, v: Any, positions: Any, cache: KVCache | None, turned: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The projections of one sequence in heads; keys and values follow those in the cache."""
         q, k, v = self._queries(q), self._keys(k), split_heads(v, self.num_kv_heads)
+        if turned:
+            return q, *((k, v) if cache is None else cache.extend(self, k, v))
         if cache is not None and cache.sinks:
             k, v = cache.extend(self, k, v)
             place = range(k.shape[-2])  # counted within the cache

@@ -86,6 +86,8 @@ def qkv_projection(
     wv: Operand[X],
     norm_weight: Operand[X] | None = None,
     eps: float = 1e-05,
+    cos: Operand[X] | None = None,
+    sin: Operand[X] | None = None,
 ) -> tuple[X, X, X]: ...
 def relu(x: Operand[X]) -> X: ...
 def rms_norm(

@@ -11,7 +11,7 @@ from minigrad.ops._gemm import multiply_into
 
 
 def _forward(
-    x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, eps: float
+    x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, eps: float, cos: None, sin: None
 ) -> tuple[tuple[Array, ...], dict[str, Any]]:
     check_projections(x, wq, wk, wv, norm_weight, eps)
     product = Product.of(x, norm_weight)
@@ -24,8 +24,8 @@ def _forward(
 
 
 def _backward(
-    g: tuple[Array, ...], x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, inverse: Array,
-    needs: tuple[bool, ...],
+    g: tuple[Array, ...], x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, cos: None, sin: None,
+    inverse: Array, needs: tuple[bool, ...],
 ) -> tuple[Any, ...]:  # fmt: skip
     product, xp = Product.of(x, norm_weight), array_module(x)
     product = product._replace(dtype=g[0].dtype)
@@ -43,4 +43,9 @@ def _backward(
     return None if gx is None else gx.reshape(x.shape), *gweights, gnorm
 
 
-qkv_projection.defgpu(_forward, _backward, lambda x, wq, wk, wv, norm_weight, eps: takes(x, (wq, wk, wv), norm_weight))
+def _fits(x: Any, wq: Any, wk: Any, wv: Any, norm_weight: Any, eps: float, cos: Any, sin: Any) -> bool:
+    """Without tables of turns: a card would gain nothing from them, and layers give it none."""
+    return cos is None and takes(x, (wq, wk, wv), norm_weight)
+
+
+qkv_projection.defgpu(_forward, _backward, _fits)

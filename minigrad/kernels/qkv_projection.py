@@ -63,7 +63,7 @@ def qkv_projection(
 
     x is (..., d_in), the weights are (d_q, d_in), (d_k, d_in) and (d_v, d_in), norm_weight is (d_in,). The results are
     (..., d_q), (..., d_k) and (..., d_v), each in the dtype of its own product. Half precision is computed in float32
-    and rounded once. With cos and sin, constants (T, d/2), x is (..., T, d_in), and the heads of d features that lie
+    and rounded once. With cos and sin, (T, d/2), x is (..., T, d_in), and the heads of d features that lie
     side by side in queries and keys are turned by :func:`apply_rope`, in its interleaved layout. Shapes that don't fit
     raise a ShapeError.
 
@@ -133,7 +133,7 @@ def _forward(
     return (q, k, v), {"inverse": source.inverse}
 
 
-@qkv_projection.defbackward("x", "wq", "wk", "wv", "norm_weight")
+@qkv_projection.defbackward("x", "wq", "wk", "wv", "norm_weight", "cos", "sin")
 def _backward(
     g: tuple[Any, ...], x: Any, wq: Any, wk: Any, wv: Any, norm_weight: Any, cos: Any, sin: Any, inverse: Any,
     needs: tuple[bool, ...],
@@ -161,10 +161,26 @@ def _backward(
     gweights = [np.empty(w.shape, work) if need else None for w, need in zip(weights, needs[1:4], strict=True)]
     products = zip(gweights, upstream, strict=True)
     add_products([(out, up.T, n) for out, up in products if out is not None], fresh=True)
-    gradients = (gx if needs[0] else None, *gweights, source.weight_gradient() if needs[4] else None)
-    return rounded_gradients(gradients, (x, wq, wk, wv, norm_weight))
+    gtables = table_gradients(given[:2], n, weights[:2], cos.shape) if needs[5] or needs[6] else (None, None)
+    gradients = (gx if needs[0] else None, *gweights, source.weight_gradient() if needs[4] else None, *gtables)
+    return rounded_gradients(gradients, (x, wq, wk, wv, norm_weight, cos, sin))
 
 
 def turns_of(matrices: Sequence[Array], cos: Any, sin: Any) -> list[RowTurns]:
     """The turns of the first two of three matrices, queries and keys; none without tables."""
     return [] if cos is None else [RowTurns(cos, sin, len(m), m.shape[1], m.dtype) for m in matrices[:2]]
+
+
+def table_gradients(g: Sequence[Array], n: Array, weights: Sequence[Array], shape: tuple[int, int]) -> list[Array]:
+    """The gradients (T, d/2) of cos and sin from those of the turned rows; the rows themselves are made again.
+
+    With pairs as complex numbers, the sums of ``g conj(n wᵀ)`` over heads and sequences have them as their two parts.
+    """
+    pairs = np.result_type(n, np.complex64)
+    found = np.zeros(shape, pairs)
+    for up, w in zip(g, weights, strict=True):
+        heads = -1 if up.size else 0, shape[0], w.shape[0] // (2 * shape[1]), shape[1]
+        rows = np.conj(np.matmul(n, w.T).view(pairs))
+        rows *= up.view(pairs)
+        found += rows.reshape(heads).sum(axis=(0, 2))
+    return [found.real, found.imag]

@@ -40,7 +40,7 @@ def _backward(
         if needs[1 + i]:
             gweights[i] = weight_gradient(w, up[:, start : start + len(w)], n)
         start += len(w)
-    return None if gx is None else gx.reshape(x.shape), *gweights, gnorm
+    return None if gx is None else gx.reshape(x.shape), *gweights, gnorm, None, None
 
 
 def _fits(x: Any, wq: Any, wk: Any, wv: Any, norm_weight: Any, eps: float, cos: Any, sin: Any) -> bool:

@@ -111,6 +111,15 @@ def test_a_foreign_folder_is_left_as_it_is(
     assert before.items() <= contents(out).items()
 
 
+def test_no_run_is_written_into_a_checkpoint(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Trainer()(f"--out-dir={out}", "--max-iters=1") == 0
+    before = contents(out)
+    for flags in ((), ("--overwrite",), ("--resume=never",), (f"--resume={out}",)):
+        assert Trainer()(f"--out-dir={out / 'step_00000001'}", "--max-iters=3", *flags) == 2
+        assert "meta.json, which is a checkpoint's; take another folder" in capsys.readouterr().err
+    assert contents(out) == before
+
+
 def test_a_run_that_ended_before_its_first_checkpoint_is_ours(out: Path) -> None:
     assert Trainer()(f"--out-dir={out}", "--max-iters=1") == 0
     for step in steps_in(out):

@@ -85,7 +85,7 @@ class Config(TrainingFlags):
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     eval_words: int = changeable_flag(500, integer(0), "validation words pronounced in an evaluation; 0: all")
     beam_size: int = changeable_flag(
-        4, integer(1), "beams of the search for held-out words; 1: the likeliest phoneme each time"
+        4, integer(1, 1000), "beams of the search for held-out words; 1: the likeliest phoneme each time"
     )
     length_penalty: float = changeable_flag(
         0.0, number("a number from -200 to 200", lambda x: abs(x) <= 200), "above 0 favours longer pronunciations"

@@ -230,6 +230,7 @@ def test_ctrl_c_while_held_out_words_are_pronounced_loses_nothing(
         ("--say bad --nonsense", ["--nonsense"]),
         ("--length-penalty 1e6 --max-iters 1", ["--length-penalty"]),
         ("--length-penalty=-1e6", ["--length-penalty"]),
+        ("--beam-size 1001", ["--beam-size"]),
     ],
 )
 def test_bad_flags(flags: str, named: list[str], capsys: pytest.CaptureFixture[str]) -> None:

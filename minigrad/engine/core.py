@@ -38,9 +38,10 @@ from minigrad.backend import cast_narrow, is_floating
 from minigrad.engine.plan import DeclaredRule, Plan, Rule, argument_and_fact, is_legal, make_plan, names_read
 from minigrad.engine.recording import F, current_mode
 from minigrad.engine.registry import PLAIN, Operation, P, register
-from minigrad.errors import CallError, GraphError
+from minigrad.errors import CallError
 from minigrad.messages.arguments import as_list, as_operand
 from minigrad.messages.explain import FOREIGN, explanation, wrong_call
+from minigrad.messages.graphs import changed, freed
 
 observers: list[Observer] = []  # instruments at work, which the engine notifies of each operation
 Tensor: Any = ()  # the class of all results; tensor.py sets it
@@ -88,14 +89,10 @@ class Node:
     def check(self) -> None:
         """Refuse to run on a freed graph, or on residuals that changed after they were recorded."""
         if self.parents is None:
-            got = f"a second backward pass through {self.primitive.label!r}, freed by the first"
-            hint = "call backward(retain_graph=True) the first time, or run the forward pass again"
-            raise GraphError("a graph that still holds what its derivatives read", got, hint)
+            raise freed(self.primitive.label)
         for counter, count, position in self.versions:
             if counter[0] != count:
-                wanted = f"{self._label(position)} as it was in the forward pass of {self.primitive.label!r}"
-                hint = "run backward before the optimizer step, load_state_dict or assignment to .data"
-                raise GraphError(wanted, f"data changed since (version {counter[0]}, recorded at {count})", hint)
+                raise changed(self._label(position), self.primitive.label, count, counter[0])
 
     def _label(self, position: int) -> str:
         """A name for the argument at ``position``: that of the leaf behind its views, and that of the parameter."""
@@ -179,7 +176,11 @@ class Primitive(Operation[P]):
     # -- declaring derivatives --
 
     def defvjp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:
-        """Give the vector-Jacobian products of the leading arguments in order (None: no derivative), or by name."""
+        """Give the vector-Jacobian products of the leading arguments in order, or by name; None: the derivative is 0.
+
+        A recorded tensor for an argument without a rule is refused, so that no derivative is lost.
+        """
+        self.constants = {name for name, rule in zip(self.names, rules, strict=False) if rule is None}
         return self._add_rules(self.rules, rules, named)
 
     def defjvp(self, *rules: Rule | None, **named: Rule) -> Primitive[P]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from minigrad.backend import device_of
+from minigrad.messages.graphs import refuse_lost
 
 Rule: TypeAlias = Callable[..., Any]
 # How to get a residual: the position of an argument, or a function of (arguments, result, extras of a kernel).
@@ -79,7 +80,7 @@ def is_legal(name: str, arguments: Collection[str]) -> bool:
 
 
 def make_plan(primitive: Any, among: set[int]) -> Plan | None:
-    """The plan of a primitive for gradients of the arguments at ``among``; None where none of them has a rule."""
+    """The plan of a primitive for gradients of the arguments at ``among``; None where these have no derivative."""
     position: dict[str, int] = primitive.position
     places: dict[str, int] = {}  # of the residuals, by name
     wrt: dict[int, int] = {}  # argument -> its place among the gradients
@@ -90,6 +91,7 @@ def make_plan(primitive: Any, among: set[int]) -> Plan | None:
             wrt |= {positions[k]: len(wrt) + n for n, k in enumerate(picks)}
             where = tuple(places.setdefault(name, len(places)) for name in reads)
             calls.append((rule, where, picks if joint else None))
+    refuse_lost(primitive, among.difference(wrt))
     if not wrt:
         return None
     for name in primitive.names if primitive.keeps_arguments else ():

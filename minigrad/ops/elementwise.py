@@ -525,8 +525,8 @@ def _cosine_across(g: Array, x: Array, y: Array, r: Array) -> Array:
 # fmt: off
 hypot  .defvjp(lambda g, x, y, out: g * cosine(x, y, out), lambda g, x, y, out: g * cosine(y, x, out))
 arctan2.defvjp(lambda g, y, x: turn(g, x, y, hypot(x, y)), lambda g, y, x: turn(-g, y, x, hypot(x, y)))
-turn   .defvjp(lambda g, x, y, r: turn(g, x, y, r), _turn_along, _turn_across)
-cosine .defvjp(_cosine_along, _cosine_across)
+turn   .defvjp(lambda g, x, y, r: turn(g, x, y, r), _turn_along, _turn_across, None)
+cosine .defvjp(_cosine_along, _cosine_across, None)
 # fmt: on
 
 # ---- hyperbola ------------------------------------------------------------------------------------------------------

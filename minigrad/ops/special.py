@@ -440,7 +440,7 @@ def _exp_square(x: Array, tail: Array) -> Array:
 
 
 exp_square = Primitive(_exp_square, elementwise=True)
-exp_square.defvjp(lambda g, x, out: g * 2 * x * out)
+exp_square.defvjp(lambda g, x, out: g * 2 * x * out, None)
 
 
 def _normal_score(x: Array) -> Array:

@@ -465,6 +465,32 @@ class Pair(NamedTuple):
     constant: mg.Tensor
 
 
+OPTIONS = {
+    "pad": lambda s: mg.pad(np.ones(3), 1, constant_values=s),
+    "nan_to_num": lambda s: mg.nan_to_num(np.array([np.nan, np.inf]), nan=s, posinf=1.0),
+    "nan_to_num posinf": lambda s: mg.nan_to_num(np.array([np.nan, np.inf]), posinf=s),
+    "label smoothing": lambda s: nn.functional.cross_entropy(np.ones((2, 3)), [0, 1], label_smoothing=s * 0.1),
+    "scale": lambda s: nn.functional.scaled_dot_product_attention(*[np.eye(3)[None]] * 3, scale=s),
+    "period": lambda s: mg.unwrap(np.array([0.0, 6.0]), period=s * 5),
+    "a rule for another": lambda s: mg.primitive(scaled_by).defvjp(lambda g, by: g * by)(np.ones(3), s),
+}
+
+
+def scaled_by(x, by):
+    return x * by
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_derivative_is_lost_at_an_argument_without_a_rule(name):
+    """All of these change with s, so a gradient of 0 or None would be wrong."""
+    values = [np.asarray(mg.asarray(OPTIONS[name](mg.Tensor(s))).numpy()) for s in (0.9, 1.1)]
+    assert not np.array_equal(*values)
+    for differentiate in (lambda f: mg.grad(f)(1.0), lambda f: mg.jvp(f, 1.0, 1.0)):
+        with pytest.raises(GraphError, match=r"(?s)by which it has none.*detach"):
+            differentiate(lambda s: OPTIONS[name](s).sum())
+    assert OPTIONS[name](mg.Tensor(1.0, requires_grad=True).detach()).size > 0
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937])
 def test_a_checkpoint_draws_again_from_the_generators_that_were_given(kind, depth):

@@ -25,9 +25,11 @@ def changed(what: str, operation: str, then: int, now: int) -> GraphError:
 def refuse_lost(primitive: Any, positions: Iterable[int]) -> None:
     """Refuse recorded tensors for arguments without a rule: their derivative would be lost in silence.
 
-    It is declared to be 0 where ``defvjp`` gave None, and where a primitive has no rules at all.
+    It is declared to be 0 where ``defvjp`` gave None, and where a primitive has no rules at all. A tensor as a shape is
+    left to the function, which says what belongs there.
     """
-    lost = {primitive.names[i] for i in positions}.difference(getattr(primitive, "constants", ()))
+    shapes = [name for name, parameter in primitive.parameters.items() if "Shape" in str(parameter.annotation)]
+    lost = {primitive.names[i] for i in positions}.difference(getattr(primitive, "constants", ()), shapes)
     if lost and primitive.rules:
         hint = ".detach() gives its numbers; where its derivative matters, compute with operations that have it"
         got = f"a recorded tensor for {min(lost)!r}, by which it has none"

@@ -469,7 +469,7 @@ OPTIONS = {
     "pad": lambda s: mg.pad(np.ones(3), 1, constant_values=s),
     "nan_to_num": lambda s: mg.nan_to_num(np.array([np.nan, np.inf]), nan=s, posinf=1.0),
     "nan_to_num posinf": lambda s: mg.nan_to_num(np.array([np.nan, np.inf]), posinf=s),
-    "label smoothing": lambda s: nn.functional.cross_entropy(np.ones((2, 3)), [0, 1], label_smoothing=s * 0.1),
+    "label smoothing": lambda s: nn.functional.cross_entropy(np.eye(2, 3), [0, 1], label_smoothing=s * 0.1),
     "scale": lambda s: nn.functional.scaled_dot_product_attention(*[np.eye(3)[None]] * 3, scale=s),
     "period": lambda s: mg.unwrap(np.array([0.0, 6.0]), period=s * 5),
     "a rule for another": lambda s: mg.primitive(scaled_by).defvjp(lambda g, by: g * by)(np.ones(3), s),

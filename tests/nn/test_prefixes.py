@@ -1,4 +1,4 @@
-"""Prefixes: beside a text that was really read, a naive attention, finite differences; decoding, masks, both formats."""
+"""Prefixes: beside a text that was read, a naive attention and finite differences; decoding, masks, both formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ways of adapting a model cost, learn and forget, beside full fine-tuning: a model of the plays goes on to Python.
+"""What ways of adapting a model cost, learn and forget, beside full fine-tuning: from the plays on to Python.
 
     python benchmarks/adapting.py             some half an hour on one thread; a run that was stopped goes on
     python benchmarks/adapting.py --timing    the times of an update alone, in turns, on an idle machine
@@ -47,10 +47,10 @@ TARGETS: dict[str, dict[str, Any]] = {  # of each method, by the part of a block
 }
 UNITS = {"LoRA": "rank", "adapters": "size", "prefix": "length"}
 RATES = {
-    "full": (3e-4, 1e-3, 3e-3, 1e-2),
-    "LoRA": (3e-3, 1e-2, 3e-2),
-    "adapters": (1e-3, 3e-3, 1e-2),
-    "prefix": (1e-2, 3e-2, 1e-1),
+    "full": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    "LoRA": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    "adapters": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    "prefix": (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
 }
 
 

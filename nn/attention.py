@@ -233,7 +233,9 @@ class MultiHeadAttention(Module):
         """Attention in each head, (..., heads, T, d); without values the weights of the keys, (..., heads, T, S)."""
         if v is None:
             v = array_module(k).eye(k.shape[-2], dtype=k.dtype)[None]  # means of these values are the weights
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal, dropout_p, window=window, pattern=pattern)
+        shape: dict[str, Any] = {"window": window, "pattern": pattern}
+        out: Tensor = F.scaled_dot_product_attention(q, k, v, mask, is_causal, dropout_p, **shape)
+        return out
 
     def extra_repr(self) -> str:
         shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"

@@ -179,7 +179,7 @@ def open_folder(folder: Path, device: str, block_size: int | None = None) -> Lan
         hint = "AutoTokenizer.from_pretrained(…).save_pretrained(folder) writes it for a fast tokenizer"
         raise FileFormatError(f"{TOKENIZER} beside {CONFIG}", f"none in {folder}", hint)
     config = read_json(folder / CONFIG, "the settings of a model of transformers")
-    most = config.get("max_position_embeddings", config.get("n_positions"))
+    most: Any = config.get("max_position_embeddings", config.get("n_positions"))
     if block_size is not None and is_whole(most, 1):
         raise_any(context_problems(block_size, most))
     model = nn.load_pretrained(folder, block_size, device=device)

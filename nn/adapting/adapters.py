@@ -42,7 +42,8 @@ class Bottleneck(Module):
     def forward(self, x: TensorLike, y: Tensor) -> Tensor:
         """The layer's result ``y``, changed; its input ``x`` isn't asked."""
         units = ACTIVATIONS[self.activation](F.linear(y, self.down, self.down_bias))
-        return y + F.linear(units, self.up, self.up_bias)
+        out: Tensor = y + F.linear(units, self.up, self.up_bias)
+        return out
 
     def extra_repr(self) -> str:
         return f"size={self.size}, activation={self.activation!r}"

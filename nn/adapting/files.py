@@ -66,11 +66,11 @@ def save_adapter(
 
 
 def load_adapter(model: M, folder: str | os.PathLike[str], name: str = "default") -> M:
-    """Adapt ``model`` in place by the adapter in a folder of PEFT or of ``save_adapter``, under ``name``; it's returned.
+    """Adapt ``model`` in place by the adapter in a folder of PEFT or of ``save_adapter``, under ``name``.
 
-    As after ``nn.lora`` the adapter is active and can be trained on. Which layers it adapts, the file says. An
-    ArgumentError names the settings and methods that have no counterpart, and a FileFormatError tells of an adapter
-    that is of another model, or of a folder that isn't one.
+    As after ``nn.lora`` the adapter is active and can be trained on, and the model is returned. Which layers it adapts,
+    the file says. An ArgumentError names the settings and methods that have no counterpart, and a FileFormatError tells
+    of an adapter that is of another model, or of a folder that isn't one.
 
     >>> import nn, tempfile
     >>> sizes = {"vocab_size": 10, "context_length": 8, "d_model": 16, "num_layers": 1, "num_heads": 2}

@@ -74,7 +74,8 @@ def load_prefix(model: M, config: Mapping[str, Any], arrays: Mapping[str, Array]
         raise ArgumentError("settings of plain prefix tuning", got, "load_adapter has no counterpart")
     attn = model.layers[0].attn
     heads, size, count = attn.num_kv_heads, attn.head_dim, len(model.layers)
-    length, array = config.get("num_virtual_tokens"), arrays.get(ARRAY)
+    length: Any = config.get("num_virtual_tokens")
+    array: Any = arrays.get(ARRAY)
     if not is_whole(length, 1) or arrays.keys() != {ARRAY} or array is None:
         got = f"num_virtual_tokens={length!r}, {sorted(arrays)}"
         raise FileFormatError(f"num_virtual_tokens from 1, and {ARRAY} in {WEIGHTS}", got, WRITERS)

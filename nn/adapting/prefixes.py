@@ -1,4 +1,4 @@
-"""Prefixes: keys and values that no token has made, which each query of a trained model's attention sees beside its own.
+"""Prefixes: keys and values that are learned, which each query of a trained model's attention sees beside its own.
 
 They stand before the keys of the text and have no positions: those of the text count from 0, as they did, and a cache
 holds the text alone. A query at position p, which rotary positions turn by R(p), scores a prefix's key k as R(p) q · k.
@@ -67,13 +67,15 @@ class PrefixedAttention(Adapted, MultiHeadAttention):
         seen = pattern_of(is_causal, window, pattern)
         mask, pattern = _beyond(prefix.length, (q.shape[-2], k.shape[-2]), seen, mask, array_module(k))
         k, v = _before(prefix.keys, k), None if v is None else _before(prefix.values, v)
-        return super()._attended(q, k, v, mask, False, dropout_p, None, pattern)
+        out: Tensor = super()._attended(q, k, v, mask, False, dropout_p, None, pattern)
+        return out
 
 
 def _before(first: Tensor, x: Any) -> Tensor:
     """``first`` (heads, n, d) and then ``x`` (..., heads, S, d), in its dtype."""
     first = first if first.dtype == x.dtype else first.astype(x.dtype)
-    return concatenate([broadcast_to(first, (*x.shape[:-3], *first.shape)), x], axis=-2)
+    out: Tensor = concatenate([broadcast_to(first, (*x.shape[:-3], *first.shape)), x], axis=-2)
+    return out
 
 
 def _beyond(n: int, sizes: tuple[int, int], seen: Pattern, mask: Any, xp: Any) -> tuple[Any, Pattern | None]:

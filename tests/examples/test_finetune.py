@@ -27,7 +27,8 @@ import nn
 pytestmark = pytest.mark.cpu_only("programs that are given --device cpu")
 
 TINY = "--n-layer 2 --n-head 2 --n-embd 16 --d-ff 16 --block-size 8 --n-kv-head 1"
-COMMON = "--batch-size 2 --eval-iters 3 --sample-tokens 5 --device cpu --no-progress --learning-rate 0.02 --warmup-iters 2"
+COMMON = "--batch-size 2 --eval-iters 3 --sample-tokens 5 --device cpu --no-progress"
+COMMON += " --learning-rate 0.02 --warmup-iters 2"
 TEXT = "".join(f"{number} bottles of beer on the wall,\n{number} bottles of beer!\n" for number in range(40))
 CODE = "".join(f"def f{number}(x):\n    return x + {number}\n" for number in range(60))
 METHODS = {

@@ -26,7 +26,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
 import numpy as np
-from harness import measuring, tables
+from harness import measuring, pictures, tables
 
 import minigrad as mg
 import nn
@@ -221,31 +221,61 @@ def tried(plan: Plan) -> dict[str, list[Way]]:
     }
 
 
-def study(results: Results, base: dict[str, Any], texts: Any, plan: Plan) -> str:
-    """The tables: of all ways, and of the rates that were tried."""
+class Study:
+    """The results of all ways, each computed when it is first asked for."""
 
-    def of(way: Way, seed: int = 0) -> Any:
-        return results.once(f"{way} seed {seed}", partial(run, base, texts, plan, way, seed))
+    def __init__(self, results: Results, base: dict[str, Any], texts: Any, plan: Plan) -> None:
+        self.results, self.base, self.texts, self.plan = results, base, texts, plan
+        self.tried = tried(plan)
+        best = {
+            method: min(ways, key=lambda way: self.of(way)["python validation"]) for method, ways in self.tried.items()
+        }
+        self.ways = grid(plan, {method: way.rate for method, way in best.items()})
 
-    trials = tried(plan)
-    best = {method: min(ways, key=lambda way: of(way)["python validation"]) for method, ways in trials.items()}
-    ways = grid(plan, {method: way.rate for method, way in best.items()})
-    largest = {way.method: way for way in ways if not way.start}  # the last one of each method
-    rows = []
-    for way in ways:
-        found = [of(way, seed) for seed in (plan.seeds if way in largest.values() and way.rate else plan.seeds[:1])]
-        means = [statistics.mean(one[f"{text} test"] for one in found) for text in texts]
-        spread = max(max(v) - min(v) for v in ([one[f"{text} test"] for one in found] for text in texts))
-        first = found[0]
-        rows.append([way.title, first["share"], first.get("graph"), first.get("states"), *means, spread or None])
-    headers = ["way", "weights trained, %", "graph, MB", "gradients and moments, MB"]
-    table = tables.table([*headers, "loss on Python", "on the plays", "range over seeds"], rows)
-    rates = [
-        [way.title, f"{way.rate:g}", *(of(way)[f"{text} validation"] for text in texts)]
-        for several in trials.values()
-        for way in several
-    ]
-    return f"{table}\n\n{tables.table(['way', 'rate', 'validation: Python', 'plays'], rates)}"
+    def of(self, way: Way, seed: int = 0) -> Any:
+        """What a way comes to."""
+        return self.results.once(f"{way} seed {seed}", partial(run, self.base, self.texts, self.plan, way, seed))
+
+    def losses(self, way: Way, part: str = "validation") -> tuple[float, float]:
+        """Those on Python and on the plays, at the first seed."""
+        found = self.of(way)
+        return found[f"python {part}"], found[f"plays {part}"]
+
+    def table(self) -> str:
+        """A row for each way; the largest of each method is a mean over all seeds."""
+        largest = {way.method: way for way in self.ways if not way.start}  # the last one of each
+        rows = []
+        for way in self.ways:
+            seeds = self.plan.seeds if way in largest.values() and way.rate else self.plan.seeds[:1]
+            found = [self.of(way, seed) for seed in seeds]
+            losses = [[one[f"{text} test"] for one in found] for text in self.texts]
+            spread = max(max(values) - min(values) for values in losses)
+            first = found[0]
+            costs = first["share"], first.get("graph"), first.get("states")
+            rows.append([way.title, *costs, *map(statistics.mean, losses), spread or None])
+        headers = ["way", "weights trained, %", "graph, MB", "gradients and moments, MB"]
+        return tables.table([*headers, "loss on Python", "on the plays", "range over seeds"], rows)
+
+    def rates(self) -> str:
+        """A row for each rate that was tried."""
+        ways = [way for several in self.tried.values() for way in several]
+        rows = [[way.title, f"{way.rate:g}", *self.losses(way)] for way in ways]
+        return tables.table(["way", "rate", "validation: Python", "plays"], rows)
+
+    def panels(self) -> list[pictures.Panel]:
+        """What is learned and forgotten at each rate, and what each size learns."""
+        by_rate = {ways[0].title: [(*self.losses(way), 0.0) for way in ways] for ways in self.tried.values()}
+        by_size: dict[str, list[tuple[float, float, float]]] = {}
+        for way in self.ways:
+            if way.size and not way.start:
+                point = self.of(way)["share"], self.losses(way, "test")[0], 0.0
+                by_size.setdefault(f"{way.method}, {way.where}", []).append(point)
+        titles = "each rate that was tried", "each size, at the best rate"
+        loss = "loss on Python"
+        return [
+            pictures.Panel(titles[0], loss, "loss on the plays", by_rate, log_x=False),
+            pictures.Panel(titles[1], "weights trained, %", loss, by_size),
+        ]
 
 
 def timing(base: dict[str, Any], texts: Any, plan: Plan, ways: list[Way], rounds: int) -> str:
@@ -278,6 +308,7 @@ def main() -> None:
     parser = tables.parser(__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/adapting"), help="of the base and the results")
     parser.add_argument("--quick", action="store_true", help="a few updates, to see that all runs")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the pictures there")
     parser.add_argument("--timing", action="store_true", help="times alone")
     options = parser.parse_args()
     mg.set_num_threads(1)
@@ -295,7 +326,11 @@ def main() -> None:
         print(timing(base, texts, plan, ways, 3 if options.quick else 40))
         return
     results = Results(folder / "results.json")
-    print(study(results, base, texts, plan))
+    study = Study(results, base, texts, plan)
+    print(f"{study.table()}\n\n{study.rates()}")
+    if options.plot:
+        for panel, name in zip(study.panels(), ("rates", "sizes"), strict=True):
+            pictures.draw(options.plot / f"adapting-{name}.svg", [panel])
     tables.write_json(options.json, results.found)
 
 

@@ -28,7 +28,7 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
+        figure = Figure(figsize=(max(3.6 * len(panels), 6.0), 3.4), layout="constrained")
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
             for i, (name, points) in enumerate(panel.curves.items()):

@@ -7,12 +7,13 @@ holds the text alone. A query at position p, which rotary positions turn by R(p)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from minigrad import asarray, broadcast_to, concatenate, random, where
-from minigrad.backend import Array, array_module, array_of
+from minigrad.backend import Array, array_module, array_of, device_of
 from minigrad.errors import ArgumentError, DTypeError
 from minigrad.kernels.attention_patterns import Pattern, pattern_of
 from minigrad.messages.explain import describe
@@ -65,7 +66,7 @@ class PrefixedAttention(Adapted, MultiHeadAttention):
         if (prefix := self.change) is None:
             return super()._attended(q, k, v, mask, is_causal, dropout_p, window, pattern)
         seen = pattern_of(is_causal, window, pattern)
-        mask, pattern = _beyond(prefix.length, (q.shape[-2], k.shape[-2]), seen, mask, array_module(k))
+        mask, pattern = _beyond(prefix.length, q, k, seen, mask)
         k, v = _before(prefix.keys, k), None if v is None else _before(prefix.values, v)
         out: Tensor = super()._attended(q, k, v, mask, False, dropout_p, None, pattern)
         return out
@@ -78,28 +79,26 @@ def _before(first: Tensor, x: Any) -> Tensor:
     return out
 
 
-def _beyond(n: int, sizes: tuple[int, int], seen: Pattern, mask: Any, xp: Any) -> tuple[Any, Pattern | None]:
+def _beyond(n: int, q: Any, k: Any, seen: Pattern, mask: Any) -> tuple[Any, Pattern | None]:
     """The mask and the pattern where ``n`` keys that all queries see come before those that these are about.
 
     A band that ends on the left, or a grid, becomes a mask: (T, n + S) numbers, which full attention never makes.
     """
     pattern: Pattern | None = seen._replace(start=seen.start + n)
+    queries, keys, xp = q.shape[-2], k.shape[-2], array_module(k)
+    there = partial(asarray, device=device_of(array_of(k)))
+    mask = None if mask is None else there(mask)
     if seen.grid is not None or seen.left < np.inf:
-        queries, keys = sizes
         seen.check(queries, keys)
         allowed = seen.seen(queries, keys, xp)
-        if mask is None:
-            mask = allowed
-        else:
-            mask = asarray(mask)
-            mask = mask.data & allowed if mask.dtype == bool else where(asarray(allowed), mask, -np.inf)
-        pattern = None
+        if mask is not None:
+            allowed = mask.data & allowed if mask.dtype == bool else where(there(allowed), mask, -np.inf)
+        mask, pattern = there(allowed), None
     if mask is None:
         return None, pattern
-    mask = asarray(mask)
-    mask = broadcast_to(mask, (*mask.shape[:-1], sizes[1]))
+    mask = broadcast_to(mask, (*mask.shape[:-1], keys))
     first = xp.full((*mask.shape[:-1], n), mask.dtype == bool, mask.dtype)
-    return concatenate([asarray(first), mask], axis=-1), pattern
+    return concatenate([there(first), mask], axis=-1), pattern
 
 
 def prefixes(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import asarray, primitive, random, reshape, swapaxes
-from minigrad.backend import Array, DType, array_module
+from minigrad.backend import Array, DType, NDArray, array_module
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels.attention_patterns import BlockPattern, Pattern

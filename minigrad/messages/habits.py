@@ -70,7 +70,7 @@ def _name_hint(name: str) -> str:
     return "dir() lists them"
 
 
-class Strange:
+class RefusedName:
     """A class attribute that isn't there: to ask for it raises the error with the hint.
 
     A class with ``__getattr__`` could refuse every name, but Python would find all its attributes more slowly.
@@ -91,7 +91,7 @@ def refuse_names(kind: type, others: Collection[str]) -> None:
     there = dir(kind)
     in_place = {f"{name}_" for name in (*NAMES, *there) if not name.startswith("_")}
     for name in in_place.union(NAMES, OUT_OF_SCOPE, others).difference(there):
-        setattr(kind.__bases__[0], name, Strange(name))
+        setattr(kind.__bases__[0], name, RefusedName(name))
 
 
 def module_names(module: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

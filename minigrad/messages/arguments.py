@@ -70,8 +70,6 @@ def from_lists(value: Any, dtype: Any = None) -> Any:
             plain_array(part)
     try:
         array = np.array(value, dtype)
-    except OverflowError as error:
-        raise DTypeError("numbers that the dtype holds", str(error), "choose a wider dtype") from None
     except (ValueError, TypeError) as error:
         if "inhomogeneous" in str(error):
             raise ShapeError("nested lists of equal lengths", describe(value), "pad the shorter ones") from None

@@ -79,10 +79,10 @@ def from_lists(value: Any, dtype: Any = None) -> Any:
     return array
 
 
-def tensors_in(lists: Any) -> Iterator[Any]:
-    """The Tensors in nested lists."""
-    for part in lists:
-        if isinstance(part, list | tuple):
+def tensors_in(values: Any) -> Iterator[Any]:
+    """The Tensors in nested lists, tuples and dicts."""
+    for part in values.values() if isinstance(values, dict) else values:
+        if isinstance(part, list | tuple | dict):
             yield from tensors_in(part)
         elif hasattr(part, "_requires_grad"):
             yield part

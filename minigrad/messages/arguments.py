@@ -167,7 +167,9 @@ CHECKS: dict[str, Check] = {
 def check_of(annotation: Any) -> Check | None:
     """The check that an annotation asks for, if any: text, as under ``from __future__ import annotations``, or not.
 
-    >>> check_of("mg.backend.Array") is check_of("Array") is as_operand, check_of(int) is as_int, check_of(float)
-    (True, True, None)
+    >>> check_of("mg.backend.Array") is check_of("Array") is check_of(Array) is as_operand, check_of(int) is as_int
+    (True, True)
+    >>> check_of(Axes)((0, np.int64(1)), "axis"), check_of(float)
+    ((0, 1), None)
     """
     return CHECKS.get(re.sub(r"\w+\.", "", str(getattr(annotation, "__name__", annotation))))

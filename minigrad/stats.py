@@ -218,7 +218,7 @@ beta = Family(
 # The number of events is a constant.
 poisson = Family(
     "poisson", "k mu loc", POSITIVE,
-    logpmf=lambda k, mu: where(floor(k) == k, s.xlogy(k, mu) - mu - s.gammaln(k + 1), -math.inf),
+    logpmf=lambda k, mu: where(floor(k) < k, -math.inf, s.xlogy(k, mu) - mu - s.gammaln(k + 1)),
     cdf=lambda k, mu: s.gammaincc(floor(k) + 1, mu),
     sf=lambda k, mu: s.gammainc(floor(k) + 1, mu),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, is_bfloat16
+from minigrad.backend import Array, array_module, array_of
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, LinAlgError

@@ -19,9 +19,8 @@ from minigrad.engine.registry import composite, sample
 from minigrad.errors import LinAlgError, ShapeError
 from minigrad.messages.arguments import as_int
 from minigrad.messages.explain import describe
-from minigrad.ops._matrices import dominant, lapack, mT
+from minigrad.ops._matrices import dominant, lapack, mT, rounding
 from minigrad.ops._special import lacking, library
-from minigrad.ops.decompositions import rounding
 from minigrad.ops.linalg import matmul
 from minigrad.ops.reduce import sum
 from minigrad.ops.shape import expand_dims, pad_constant, squeeze, stack

@@ -146,6 +146,24 @@ def test_quantiles_are_numpys_and_have_a_slope_by_q() -> None:
         mg.quantile(x, 50)
 
 
+@pytest.mark.parametrize("name", ["cumulative_sum", "cumulative_prod"])
+def test_a_cumulated_array_of_several_axes_needs_one(name: str) -> None:
+    ours = getattr(mg, name)
+    assert ours(3.0).tolist() == [3.0]
+    with pytest.raises(ArgumentError, match="the axis"):
+        ours(np.ones((2, 3)))
+    first = {"cumulative_sum": 0.0, "cumulative_prod": 1.0}[name]
+    assert ours(np.ones((2, 0)), axis=-1, include_initial=True).tolist() == [[first]] * 2
+    if hasattr(np, name):  # since NumPy 2.1
+        x = leaf()
+        out = getattr(np, name)(x, axis=0, include_initial=True)
+        assert out.tolist() == getattr(np, name)(X, include_initial=True).tolist()
+        out.sum().backward()
+        np.testing.assert_allclose(
+            x.grad, [3, 2, 1] if first == 0 else [1 + 1.3 + 1.3 * 0.4, 0.7 + 0.7 * 0.4, 0.7 * 1.3]
+        )
+
+
 def test_interp_is_numpys_at_and_between_knots() -> None:
     xp, fp = np.array([0.0, 1.0, 3.0]), np.array([2.0, -1.0, 5.0])
     at = np.array([-1.0, 0.0, 0.25, 1.0, 2.0, 3.0, 4.0])

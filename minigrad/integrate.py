@@ -22,6 +22,7 @@ from minigrad.engine.recording import enable_grad, is_grad_enabled
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, GraphError, ShapeError
 from minigrad.functional import vjp
+from minigrad.messages.arguments import as_floats
 from minigrad.messages.explain import describe, explained
 from minigrad.ops import astype, concatenate, ravel, reshape, stack, sum, zeros_like
 from minigrad.ops._special import lacking, library
@@ -139,7 +140,7 @@ def odeint(
             raise ShapeError(f"slopes of shape {y.shape}, as y has", describe(slope), "func(y, t, *args) gives y'")
         return slope
 
-    y0, t = (v if hasattr(v, "ndim") else np.asarray(v, np.float64) for v in (y0, t))
+    y0, t = as_floats(y0, t)
     y0 = reshape(y0, (1,)) if y0.ndim == 0 else y0
     times = array_of(t)
     if y0.ndim != 1 or t.ndim != 1 or not t.shape[0]:

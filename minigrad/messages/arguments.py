@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, array_of, complaint, is_array, is_bfloat16
+from minigrad.backend import Array, Axes, array_of, complaint, is_array, is_bfloat16, to_gpu_of_any
 from minigrad.errors import ArgumentError, CallError, DTypeError, MiniGradError, ShapeError
 from minigrad.messages.explain import describe, explanation
 
@@ -37,6 +37,16 @@ def as_operand(value: Any, what: str) -> Any:
     if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
         raise DTypeError("booleans, integers or real numbers", describe(value), complaint(value.dtype.kind))
     return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))  # kernels read bytes
+
+
+def as_floats(*values: Any) -> list[Any]:
+    """The values with axes: numbers and nested lists in float64, on the GPU of any of them, others as they are.
+
+    >>> as_floats([1, 2], 2)
+    [array([1., 2.]), array(2.)]
+    """
+    found = [as_operand(v, "an argument") if tensor_in(v) is not None else v for v in values]
+    return [v if hasattr(v, "ndim") else to_gpu_of_any(np.asarray(v, np.float64), found) for v in found]
 
 
 def again_with_arrays(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], error: Exception) -> Any:

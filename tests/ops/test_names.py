@@ -42,6 +42,20 @@ LISTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {  # of a 
     "var": (lambda x: mg.var([x, 3 * x], 0), lambda x: np.var([x, 3 * x], 0)),
     "norm": (lambda x: mg.norm([x, x]), lambda x: np.sqrt(2) * np.linalg.norm(x)),
     "norm of linalg": (lambda x: mg.linalg.norm([x[0], x[1]]), lambda x: np.hypot(x[0], x[1])),
+    "outer of linalg": (lambda x: mg.linalg.outer([x[0], x[1]], [x[2], 1]), lambda x: np.outer(x[:2], [x[2], 1])),
+    "quantile": (lambda x: mg.quantile(X, [x[0] / 2, x[2]]), lambda x: np.quantile(X, [x[0] / 2, x[2]])),
+    "norm.logpdf": (
+        lambda x: mg.stats.norm.logpdf([x[0], 1.0], x[1]),
+        lambda x: -((np.array([x[0], 1]) - x[1]) ** 2 + np.log(2 * np.pi)) / 2,
+    ),
+    "multivariate_normal": (
+        lambda x: mg.stats.multivariate_normal.logpdf([x[0], 1.0], [x[1], 0.0], [[1.0, 0.0], [0.0, x[2]]]),
+        lambda x: -((x[0] - x[1]) ** 2 + 1 / x[2] + np.log(x[2])) / 2 - np.log(2 * np.pi),
+    ),
+    "dirichlet": (  # of two components, a beta distribution
+        lambda x: mg.stats.dirichlet.logpdf([0.4, 0.6], [x[0] + 1, 1.0]),
+        lambda x: x[0] * np.log(0.4) + np.log(x[0] + 1),
+    ),
     "sum in places": (lambda x: mg.sum([x, x], 0), lambda x: x + x),
     "exp": (lambda x: mg.exp([x[0], 1.0]), lambda x: np.exp([x[0], 1.0])),
     "dot": (lambda x: mg.dot([x[0], x[1]], [x[1], x[2]]), lambda x: x[0] * x[1] + x[1] * x[2]),

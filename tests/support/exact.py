@@ -71,6 +71,7 @@ FORMULAS: dict[str, Any] = {
     "cbrt": _pick(sympy.root(_size, 3), x > 0, -sympy.root(_size, 3)),
     "cbrt_slope": 1 / (3 * sympy.root(_size, 3) ** 2),
     "ceil": _ceil(x),
+    "copysign": _pick(_size, y > 0, -_size),
     "cos": sympy.cos(x),
     "cosh": sympy.cosh(x),
     "divide": x / y,

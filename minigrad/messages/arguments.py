@@ -45,7 +45,7 @@ def as_floats(*values: Any) -> list[Any]:
     >>> as_floats([1, 2], 2)
     [array([1., 2.]), array(2.)]
     """
-    found = [as_operand(v, "an argument") if tensor_in(v) is not None else v for v in values]
+    found = [as_operand(v, "an argument") if next(tensors_in([v]), None) is not None else v for v in values]
     return [v if hasattr(v, "ndim") else to_gpu_of_any(np.asarray(v, np.float64), found) for v in found]
 
 

@@ -1,6 +1,6 @@
 """Whether a change made an operation slower: an old and a new checkout take turns at its forward and backward pass.
 
-    git worktree add /tmp/old v0.1.0
+    git worktree add /tmp/old d895bf7
     python benchmarks/op_cost.py /tmp/old . --only tanh softmax --pairs 9
 
 Each checkout has a process of one thread; both are alive, one works at a time. A pair is a turn of each, the new one
@@ -35,17 +35,18 @@ Run = Callable[[], object]
 
 
 def passes(function: Callable[[Any], Any], x: np.ndarray, *parameters: np.ndarray) -> Run:
-    """Forward and backward pass of a function of x and of parameters."""
+    """Forward and backward pass of a function of x and of parameters; gives the gradient of x."""
     import minigrad as mg
 
     leaves = [mg.Tensor(a, requires_grad=True) for a in (x, *parameters)]
     g = np.random.default_rng(1).standard_normal(x.shape).astype(x.dtype)
 
-    def run() -> None:
+    def run() -> Any:
         for leaf in leaves:
             leaf.grad = None
         out = function(*leaves)
         out.backward(g if out.shape == g.shape else None)
+        return leaves[0].grad
 
     return run
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ Run = Callable[[], object]
 # ---- the work, in the process of a checkout --------------------------------------------------------------------------
 
 
-def passes(function: Callable[[Any], Any], x: np.ndarray, *parameters: np.ndarray) -> Run:
+def passes(function: Callable[..., Any], x: np.ndarray, *parameters: np.ndarray) -> Run:
     """Forward and backward pass of a function of x and of parameters; gives the gradient of x."""
     import minigrad as mg
 
@@ -51,7 +52,7 @@ def passes(function: Callable[[Any], Any], x: np.ndarray, *parameters: np.ndarra
     return run
 
 
-def steps(shapes: list[tuple[int, ...]], dtype: Any, size: float = 1.0, **options: Any) -> Run:
+def steps(shapes: list[tuple[int, ...]], dtype: Any, size: float) -> Run:
     """An update of AdamW of parameters of these shapes, whose gradients have about this size."""
     import optim
     from minigrad import Tensor
@@ -60,7 +61,7 @@ def steps(shapes: list[tuple[int, ...]], dtype: Any, size: float = 1.0, **option
     leaves = [Tensor(rng.standard_normal(shape).astype(dtype), requires_grad=True) for shape in shapes]
     for leaf in leaves:
         leaf.grad = (size * rng.standard_normal(leaf.shape)).astype(dtype)
-    return optim.AdamW(leaves, **options).step  # type: ignore[no-any-return]
+    return optim.AdamW(leaves).step
 
 
 def works(size: int, dtype: Any) -> dict[str, Callable[[], Run]]:
@@ -78,42 +79,37 @@ def works(size: int, dtype: Any) -> dict[str, Callable[[], Run]]:
             made[np.arange(len(made)), np.arange(len(made)) % width] += dtype(12)
         return made
 
+    def one(name: str, x: np.ndarray) -> Run:
+        return passes(getattr(mg, name, None) or getattr(F, name), x)
+
+    def of_targets(x: np.ndarray) -> Run:
+        targets = np.arange(len(x)) % x.shape[1]
+        return passes(lambda x: F.cross_entropy(x, targets), x)
+
     def normed(name: str, *parameters: np.ndarray) -> Run:
         return passes(lambda x, *p: getattr(F, name)(x, x.shape[-1:], *p), rows(250, False), *parameters)
 
-    scale = np.linspace(0.5, 1.5, 250, dtype=dtype)
-    found: dict[str, Callable[[], Run]] = {
-        name: (lambda name=name: passes(getattr(mg, name), x))
-        for name in ("negative", "expm1", "tanh", "sigmoid", "softplus", "arctan", "sinh", "cosh", "exp", "erf")
-    }
-    found |= {name: (lambda name=name: passes(getattr(mg, name), inside)) for name in ("arcsin", "arccos", "arctanh")}
-    found |= {name: (lambda name=name: passes(getattr(mg, name), positive)) for name in ("sqrt", "log", "log1p")}
-    found["expm1 down to -5"] = lambda: passes(mg.expm1, 2.5 * x.clip(-2, 2))
-    found["tanh up to 10"] = lambda: passes(mg.tanh, 5 * x.clip(-2, 2))
-    found["gelu"] = lambda: passes(F.gelu, x)
-    found["gelu tanh"] = lambda: passes(lambda x: F.gelu(x, approximate="tanh"), x)
-    found["silu"] = lambda: passes(F.silu, x)
-    found["swiglu"] = lambda: passes(lambda x, y: F.swiglu(x, y), x, x[::-1].copy())
-    found["hypot"] = lambda: passes(lambda x, y: mg.hypot(x, y), positive, positive[::-1].copy())
+    plain = "negative expm1 tanh sigmoid softplus arctan sinh cosh exp erf gelu silu".split()
+    found: dict[str, Callable[[], Run]] = {name: partial(one, name, x) for name in plain}
+    found |= {name: partial(one, name, inside) for name in ("arcsin", "arccos", "arctanh")}
+    found |= {name: partial(one, name, positive) for name in ("sqrt", "log", "log1p")}
+    found["expm1 down to -5"] = partial(one, "expm1", 2.5 * x.clip(-2, 2))
+    found["tanh up to 10"] = partial(one, "tanh", 5 * x.clip(-2, 2))
+    found["gelu tanh"] = partial(passes, lambda x: F.gelu(x, approximate="tanh"), x)
+    found["swiglu"] = partial(passes, F.swiglu, x, x[::-1].copy())
+    found["hypot"] = partial(passes, mg.hypot, positive, positive[::-1].copy())
     for name in ("softmax", "log_softmax"):
         for width in (10, 250):
             for peaked in (False, True):
-                title = f"{name}, rows of {width}{', peaked' * peaked}"
-                found[title] = lambda name=name, width=width, peaked=peaked: passes(
-                    getattr(mg, name, None) or getattr(F, name), rows(width, peaked)
-                )
+                found[f"{name}, rows of {width}{', peaked' * peaked}"] = partial(one, name, rows(width, peaked))
     for peaked in (False, True):
-        made = rows(250, peaked)
-        targets = np.arange(len(made)) % 250
-        found[f"cross_entropy{', peaked' * peaked}"] = lambda made=made, targets=targets: passes(
-            lambda x: F.cross_entropy(x, targets), made
-        )
-    found["layer_norm"] = lambda: normed("layer_norm", scale, scale)
-    found["rms_norm"] = lambda: normed("rms_norm", scale)
-    found["AdamW"] = lambda: steps([(4 * size,)], dtype)
-    found["AdamW, gradients of 1e-21"] = lambda: steps([(4 * size,)], dtype, 1e-21)
-    found["AdamW, 200 of 16"] = lambda: steps([(16,)] * 200, dtype)
-    found["AdamW, 200 of 16, gradients of 1e-21"] = lambda: steps([(16,)] * 200, dtype, 1e-21)
+        found[f"cross_entropy{', peaked' * peaked}"] = partial(of_targets, rows(250, peaked))
+    scale = np.linspace(0.5, 1.5, 250, dtype=dtype)
+    found["layer_norm"] = partial(normed, "layer_norm", scale, scale)
+    found["rms_norm"] = partial(normed, "rms_norm", scale)
+    for gradients, size_of_them in (("", 1.0), (", gradients of 1e-21", 1e-21)):
+        found[f"AdamW{gradients}"] = partial(steps, [(4 * size,)], dtype, size_of_them)
+        found[f"AdamW, 200 of 16{gradients}"] = partial(steps, [(16,)] * 200, dtype, size_of_them)
     return found
 
 
@@ -169,6 +165,10 @@ class Checkout:
         print(json.dumps(asked), file=self.process.stdin, flush=True)
         return json.loads(self.process.stdout.readline())
 
+    def close(self) -> None:
+        """Let the process end, which it does once nobody can ask."""
+        self.process.communicate()
+
 
 def compare(checkouts: list[Checkout], name: str, dtype: str, size: int, pairs: int, seconds: float) -> dict[str, Any]:
     """Microseconds of both, and the median over the pairs of new over old with its interval."""
@@ -208,8 +208,7 @@ def main() -> None:
             results[f"{name}, {dtype}"] = r
             print(*rows[-1], file=sys.stderr, flush=True)
     for checkout in checkouts:
-        checkout.process.kill()
-        checkout.process.wait()
+        checkout.close()
     print(tables.table(["work", "dtype", "old µs", "new µs", "new / old", "95 % interval"], rows))
     if (share := others.share()) is not None:
         print(f"\nOther processes took {share:.0%} of the cores' time.")

@@ -8,7 +8,6 @@ At kinks the rules follow ``docs/kinks.md``.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 

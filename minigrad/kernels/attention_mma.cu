@@ -251,8 +251,7 @@ extern "C" __global__ void attention_mma_backward_q(const Call* given, const T* 
     mask = head_of(mask, call.mask, n, head);
     Left queries, ups;
     int some = __syncthreads_or(fetch_rows(call, total, shift, dots, seed, blockIdx.x, i0, rows)) && WIDE;
-    q = head_of(q, call.q, n, head);
-    fetch(q, call.q, i0, ROWS, call.queries, call.size, tile);
+    fetch(head_of(q, call.q, n, head), call.q, i0, ROWS, call.queries, call.size, tile);
     __syncthreads();
     keep(tile, queries);
     __syncthreads();
@@ -270,9 +269,12 @@ extern "C" __global__ void attention_mma_backward_q(const Call* given, const T* 
         float slopes[STEP / 8][4] = {}, products[STEP / 8][4] = {};
         multiply<STEP>(queries, keys, slopes);
         multiply<STEP>(ups, values, products);
-        if (some) far_scores<STEP>(row_of(q, call.q, i0 + first_row(), call.queries),
-                                   row_of(q, call.q, i0 + first_row() + 8, call.queries), keys, call.size,
-                                   rows.far + first_row(), false, slopes);
+        if (some) {
+            const T* own = head_of(q, call.q, n, head);
+            far_scores<STEP>(row_of(own, call.q, i0 + first_row(), call.queries),
+                             row_of(own, call.q, i0 + first_row() + 8, call.queries), keys, call.size,
+                             rows.far + first_row(), false, slopes);
+        }
         ENTRIES(STEP) {
             int half = e / 2, r = first_row() + 8 * half, j = j0 + c;
             float rise = difference(slopes[n][e] * (scale * LOG2E), rows.shift[r], WIDE && rows.far[r]);

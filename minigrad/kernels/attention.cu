@@ -19,7 +19,7 @@ __device__ inline bool seen(const Call& call, const bool* mask, int i, int j) {
 // Rows of an array as floats in shared memory, 0 where there is nothing. Whether this thread met a number that is not
 // finite.
 __device__ inline bool fetch(const T* from, const Place& place, int first, int rows, int total, int size, float* to) {
-    bool endless = false;
+    bool nonfinite = false;
     for (int i = threadIdx.x; i < rows * (HEAD / 4); i += blockDim.x) {
         int r = i / (HEAD / 4), c = i % (HEAD / 4) * 4;
         const T* source = from + (first + r) * place.t + c;
@@ -28,9 +28,9 @@ __device__ inline bool fetch(const T* from, const Place& place, int first, int r
             if (PACK > 1 && c + 4 <= size) load(source, v);
             else for (int k = 0; k < 4; k++) if (c + k < size) v[k] = widen(source[k]);
         }
-        for (int k = 0; k < 4; k++) endless |= !isfinite(target[k] = v[k]);
+        for (int k = 0; k < 4; k++) nonfinite |= !isfinite(target[k] = v[k]);
     }
-    return endless;
+    return nonfinite;
 }
 
 // sum += x y of tiles in shared memory, entry by entry: x is read at r · xr + k · xk, y at c · yc + k · yk, for k < n.
@@ -92,7 +92,7 @@ extern "C" __global__ void attention_forward(const Call* given, const T* q, cons
                 if (!far && there && distance(score) > NEAR) atomicMax(found + r, distance(score));
             }
             __syncthreads();
-            bool endless = fetch(v, call.v, j0, KEYS, call.keys, call.size, keys);
+            bool nonfinite = fetch(v, call.v, j0, KEYS, call.keys, call.size, keys);
             for (int r = threadIdx.x / 32; r < ROWS; r += blockDim.x / 32) {  // a warp takes a row, a thread a key
                 float* place = weights + r * SCORES + threadIdx.x % 32;
                 float highest = *place, before = top[r];
@@ -109,9 +109,9 @@ extern "C" __global__ void attention_forward(const Call* given, const T* q, cons
                     top[r] = highest;
                 }
             }
-            endless = __syncthreads_or(endless);
+            nonfinite = __syncthreads_or(nonfinite);
             ENTRIES(ROWS, HEAD) mean[a][b] *= fade[r];
-            multiply(weights, SCORES, 1, keys, 1, STRIDE, KEYS, mean, endless ? CAREFUL : PLAIN);
+            multiply(weights, SCORES, 1, keys, 1, STRIDE, KEYS, mean, nonfinite ? CAREFUL : PLAIN);
             __syncthreads();
         }
         __syncthreads();
@@ -154,7 +154,7 @@ extern "C" __global__ void attention_backward_q(const Call* given, const T* q, c
         __syncthreads();
         multiply(ups, STRIDE, 1, keys, STRIDE, 1, HEAD, products);
         __syncthreads();
-        bool endless = __syncthreads_or(fetch(k, call.k, j0, KEYS, call.keys, call.size, keys));
+        bool nonfinite = __syncthreads_or(fetch(k, call.k, j0, KEYS, call.keys, call.size, keys));
         for (int far = 0; far <= some; far++) {
             float scores[ROWS / 16][KEYS / 16] = {};
             multiply(queries, STRIDE, 1, keys, STRIDE, 1, HEAD, scores, far ? SHRUNK : PLAIN);
@@ -167,7 +167,7 @@ extern "C" __global__ void attention_backward_q(const Call* given, const T* q, c
             }
         }
         __syncthreads();
-        multiply(slopes, SCORES, 1, keys, 1, STRIDE, KEYS, sum, endless ? CAREFUL : PLAIN);
+        multiply(slopes, SCORES, 1, keys, 1, STRIDE, KEYS, sum, nonfinite ? CAREFUL : PLAIN);
         __syncthreads();
     }
     dq = head_of(dq, call.dq, n, head);
@@ -200,7 +200,7 @@ extern "C" __global__ void attention_backward_kv(const Call* given, const T* q, 
                 fetch_rows(call, total, shift, dots, seed, n * call.h * call.group + head, i0, rows));
             multiply(tile, STRIDE, 1, values, STRIDE, 1, HEAD, products);
             __syncthreads();
-            bool endless = __syncthreads_or(fetch(queries, call.q, i0, ROWS, call.queries, call.size, tile));
+            bool nonfinite = __syncthreads_or(fetch(queries, call.q, i0, ROWS, call.queries, call.size, tile));
             for (int far = 0; far <= some; far++) {
                 float scores[ROWS / 16][KEYS / 16] = {};
                 multiply(tile, STRIDE, 1, keys, STRIDE, 1, HEAD, scores, far ? SHRUNK : PLAIN);
@@ -214,10 +214,10 @@ extern "C" __global__ void attention_backward_kv(const Call* given, const T* q, 
                 }
             }
             __syncthreads();
-            multiply(slopes, 1, SCORES, tile, 1, STRIDE, ROWS, sum_k, endless ? CAREFUL : PLAIN);
+            multiply(slopes, 1, SCORES, tile, 1, STRIDE, ROWS, sum_k, nonfinite ? CAREFUL : PLAIN);
             __syncthreads();
-            endless = __syncthreads_or(fetch(ups, call.g, i0, ROWS, call.queries, call.size, tile));
-            multiply(weights, 1, SCORES, tile, 1, STRIDE, ROWS, sum_v, endless ? CAREFUL : PLAIN);
+            nonfinite = __syncthreads_or(fetch(ups, call.g, i0, ROWS, call.queries, call.size, tile));
+            multiply(weights, 1, SCORES, tile, 1, STRIDE, ROWS, sum_v, nonfinite ? CAREFUL : PLAIN);
             __syncthreads();
         }
     }

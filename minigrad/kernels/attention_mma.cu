@@ -319,13 +319,14 @@ extern "C" __global__ void attention_mma_backward_kv(const Call* given, const T*
                 float weights[STEP / 8][4] = {}, slopes[STEP / 8][4] = {};
                 multiply<STEP>(keys, queries, weights);
                 multiply<STEP>(values, ups, slopes);
-                if (some) far_scores<STEP>(elements(keys + first_row()), elements(keys + first_row() + 8), queries, call.size,
-                                           rows.far + (i0 - first), true, weights);
+                if (some) far_scores<STEP>(elements(keys + first_row()), elements(keys + first_row() + 8), queries,
+                                           call.size, rows.far + (i0 - first), true, weights);
                 ENTRIES(STEP) {
                     int half = e / 2, r = i0 - first + c, i = i0 + c, j = j0 + first_row() + 8 * half;
                     bool there = within(seen[half], i) && allowed(call, of_mask, i, j);
                     float rise = difference(weights[n][e] * (scale * LOG2E), rows.shift[r], WIDE && rows.far[r]);
-                    float p = there ? exp2f(rise) * rows.inverse[r] : 0, f = factor(dropout, rows.key[DROPOUT ? r : 0], j);
+                    float p = there ? exp2f(rise) * rows.inverse[r] : 0;
+                    float f = factor(dropout, rows.key[DROPOUT ? r : 0], j);
                     weights[n][e] = f * p;
                     slopes[n][e] = there ? p * (f * slopes[n][e] - rows.dot[r]) : 0;
                 }

@@ -13,6 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import accuracy
 import adapting
+import op_cost
 from alternate import median_interval
 from compare import quartiles
 from engines import ENGINES
@@ -97,6 +98,19 @@ def test_small_work_is_the_same_in_minigrad_and_autograd(name: str) -> None:
 def test_recorded_operations_are_the_same_in_minigrad_and_torch(name: str) -> None:
     for got, expected in zip(*(run() for run in operations()[name]), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+def test_the_work_of_each_operation_runs() -> None:
+    """And two checkouts are timed in turn: here this one and itself."""
+    gradients = {name: make()() for name, make in op_cost.works(1000, np.float32).items()}
+    x, g = (np.random.default_rng(seed).standard_normal(1000).astype(np.float32) for seed in range(2))
+    np.testing.assert_allclose(gradients["tanh"], g / np.cosh(x) ** 2, rtol=1e-5)
+    np.testing.assert_allclose(gradients["expm1"], g * np.exp(x), rtol=1e-5)
+    checkouts = [op_cost.Checkout(Path(__file__).parents[2]) for _ in range(2)]
+    found = op_cost.compare(checkouts, "tanh", "float32", size=1000, pairs=2, seconds=0.0)
+    for checkout in checkouts:
+        checkout.close()
+    assert [len(times) for times in found["times_us"]] == [2, 2] and found["ratio"] > 0
 
 
 def test_the_page_of_accuracy_is_what_its_program_writes() -> None:

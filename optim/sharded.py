@@ -64,7 +64,7 @@ class ShardedOptimizer:
         self._take(optimizer.state)
 
     def _of_group(self, g: int) -> list[Bucket]:
-        return in_buckets(self.param_groups[g]["params"], self.ranks)
+        return in_buckets(reversed(self.param_groups[g]["params"]), self.ranks)
 
     def _pieces_of(self, bucket: Bucket) -> list[Piece]:
         """What this rank has of each parameter, in the order of the bucket."""

@@ -1,0 +1,118 @@
+"""Nobody is waited for without end: whoever waits gives signs of life, and a rank without one ends the run by name.
+
+A rank that waits for more than a moment tells all others, again and again, in which exchange it is. One that works long
+between two exchanges, and says so (:meth:`Watch.long_work`), does the same from a thread. So whoever waits can tell a
+rank that is late from one that is silent, and ranks that wait for each other in different exchanges from both. Signs
+are counted by the clock of whoever receives them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+EXCHANGES = ("broadcast", "all_gather", "all_to_all", "all_reduce", "barrier")  # as signs of life name them
+WORKING = -1  # in place of the number of an exchange
+SPIN, NAP = 0.002, 0.0005  # seconds: so long a wait takes the core whenever nobody else does; then it sleeps so long
+
+
+def _yield() -> None:
+    os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
+
+
+class Watch:
+    """What a rank knows of the others' lives; ``comm`` is an MPI communicator for signs alone."""
+
+    def __init__(self, comm: Any, timeout: float, threads: bool, names: Sequence[str]) -> None:
+        self._comm, self.timeout, self._threads, self._names = comm, timeout, threads, names
+        self.waited = 0.0  # seconds in exchanges, all together
+        self.number = 0  # of exchanges so far
+        self._every = min(5.0, timeout / 10)
+        self._sending: list[tuple[Any, Any]] = []
+        self._heard: dict[int, tuple[float, int, int]] = {}  # by rank: when, and what it said
+        self._at_work = 0.0  # when anybody last said that it works
+        self._waiting = False
+        self._lock = threading.Lock()
+
+    def wait(self, done: Callable[[], bool], kind: str) -> None:
+        """Return once ``done()``; ends every rank where one is silent for longer than the timeout."""
+        self.number += 1
+        self._waiting = True
+        began = now = time.monotonic()
+        next_sign = began + self._every
+        while not done():
+            now = time.monotonic()
+            if now - began < SPIN:
+                _yield()
+            else:
+                time.sleep(NAP)
+            if now > next_sign:
+                next_sign = now + self._every
+                self._send(self.number, EXCHANGES.index(kind))
+                self._receive(now)
+                if complaint := self._complaint(now, began, kind):
+                    self.end(complaint)
+        self._waiting = False
+        self.waited += now - began
+
+    @contextmanager
+    def long_work(self) -> Iterator[None]:
+        """Give signs of life from a thread meanwhile."""
+        if not self._threads:  # this MPI takes calls of one thread alone
+            yield
+            return
+        over = threading.Event()
+
+        def give_signs() -> None:
+            while not over.wait(self._every):
+                if not self._waiting:  # else the wait says where it is
+                    self._send(WORKING, 0)
+
+        thread = threading.Thread(target=give_signs, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _send(self, number: int, kind: int) -> None:
+        with self._lock:
+            self._sending = [(request, sign) for request, sign in self._sending if not request.Test()]
+            me = self._comm.Get_rank()
+            for other in range(self._comm.Get_size()):
+                if other != me:
+                    sign = np.array([me, number, kind], np.int64)
+                    self._sending.append((self._comm.Isend(sign, other), sign))
+
+    def _receive(self, now: float) -> None:
+        while self._comm.Iprobe():
+            sign = np.empty(3, np.int64)
+            self._comm.Recv(sign)
+            rank, number, kind = map(int, sign)
+            self._heard[rank] = now, number, kind
+            self._at_work = now if number == WORKING else self._at_work
+
+    def _complaint(self, now: float, began: float, kind: str) -> str:
+        """Why it makes no sense to wait on, in words; empty where it does."""
+        others = [rank for rank in range(len(self._names)) if rank != self._comm.Get_rank()]
+        last = {rank: max(began, self._heard.get(rank, (0.0,))[0]) for rank in others}
+        here = f"exchange {self.number}, {kind}"
+        if silent := [self._names[rank] for rank in others if now - last[rank] > self.timeout]:
+            return f"no sign of life of {', '.join(silent)} for {self.timeout:g} s, in {here}"
+        if now - max(began, self._at_work) > self.timeout:
+            said = [f"{self._names[r]} in exchange {n}, {EXCHANGES[k]}" for r, (_, n, k) in sorted(self._heard.items())]
+            return f"all ranks wait for each other for {self.timeout:g} s: this one in {here}; {'; '.join(said)}"
+        return ""
+
+    def end(self, complaint: str) -> None:
+        """End every rank with a line."""
+        print(f"{self._names[self._comm.Get_rank()]}: {complaint}; all ranks end", file=sys.stderr, flush=True)
+        self._comm.Abort(1)

@@ -8,7 +8,7 @@ same bits, and so has every run with as many ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -41,6 +41,7 @@ class Communicator:
     """
 
     rank, size = 0, 1
+    names: Sequence[str] = ("rank 0 of 1",)  # of all ranks, with their processes
     sent = 0
 
     # ---- what carries the bytes: all arrays are contiguous, and of as many bytes on every rank. Each of these begins

@@ -45,7 +45,7 @@ class Mpi(Communicator):
         self.local_rank: int = node.Get_rank()  # and which of them this is
         node.Free()
         me = f"rank {self.rank} of {self.size} (process {os.getpid()} on {platform.node()})"
-        self.names: list[str] = self._comm.allgather(me)  # for the eyes of whoever looks for a rank that failed
+        self.names = self._comm.allgather(me)  # for the eyes of whoever looks for a rank that failed
         self.watch = Watch(MPI.COMM_WORLD.Dup(), timeout, MPI.Query_thread() == MPI.THREAD_MULTIPLE, self.names)
 
     def _broadcast(self, buffer: Array, root: int) -> Any:

@@ -39,6 +39,8 @@ class Watch:
         self._heard: dict[int, tuple[float, int, int]] = {}  # by rank: when, and what it said
         self._at_work = 0.0  # when anybody last said that it works
         self._waiting = False
+        self._works = 0  # blocks of long work that are open
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def wait(self, done: Callable[[], bool], kind: str) -> None:
@@ -64,24 +66,21 @@ class Watch:
 
     @contextmanager
     def long_work(self) -> Iterator[None]:
-        """Give signs of life from a thread meanwhile."""
-        if not self._threads:  # this MPI takes calls of one thread alone
-            yield
-            return
-        over = threading.Event()
-
-        def give_signs() -> None:
-            while not over.wait(self._every):
-                if not self._waiting:  # else the wait says where it is
-                    self._send(WORKING, 0)
-
-        thread = threading.Thread(target=give_signs, daemon=True)
-        thread.start()
+        """Give signs of life from a thread meanwhile, which begins with the first of these blocks and stays."""
+        if self._thread is None and self._threads:  # else this MPI takes calls of one thread alone
+            self._thread = threading.Thread(target=self._give_signs, daemon=True)
+            self._thread.start()
+        self._works += 1
         try:
             yield
         finally:
-            over.set()
-            thread.join()
+            self._works -= 1
+
+    def _give_signs(self) -> None:
+        while True:
+            time.sleep(self._every)
+            if self._works and not self._waiting:  # a wait says where it is
+                self._send(WORKING, 0)
 
     def _send(self, number: int, kind: int) -> None:
         with self._lock:

@@ -37,6 +37,7 @@ def launch(mpiexec: list[str]) -> Launch:
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'examples'}",
             "MINIGRAD_NUM_THREADS": "1",
+            "MINIGRAD_COMPILED": "0",  # a small model would be compiled for longer than it is trained
         }
         command = [*mpiexec, "-n", str(ranks), sys.executable, *map(str, program)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, **more)

@@ -83,8 +83,7 @@ def test_three_updates_are_those_of_one_process(found: Any, ranks: int, dtype: s
             got = {k.removeprefix(start): a for k, a in rank.items() if k.startswith(start) and not k.endswith("held")}
             assert got.keys() == expected.keys()
             for name, array in expected.items():
-                # Adam's first step divides g by |g|: an entry near 0 magnifies the rounding of its gradient
-                assert close(got[name], array, dtype) or (kind == "adamw" and np.abs(got[name] - array).max() < 1e-5)
+                assert close(got[name], array, dtype), name
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -170,7 +169,9 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
         (lambda: alone.broadcast(np.ones(2), root=1), ArgumentError),
         (lambda: alone.all_gather(np.float32(1)), ShapeError),
         (lambda: alone.reduce_scatter(np.float32(1)), ShapeError),
-        (lambda: mg.distributed.init("nccl"), ArgumentError),
+        (lambda: mg.distributed.init("mpi", timeout=0), ArgumentError),
+        (lambda: mg.distributed.Overlap([], reduce="fast"), ArgumentError),
+        (lambda: mg.distributed.Overlap([]).backward(None, count=-1), ArgumentError),
         (lambda: mg.distributed.init("gloo"), ArgumentError),
         (lambda: mg.distributed.average_gradients([], count=-1), ArgumentError),
         (lambda: mg.distributed.average_gradients([], count=float("nan")), ArgumentError),

@@ -6,6 +6,7 @@ Every exchange is begun without blocking and then asked again and again whether 
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array
+from minigrad.distributed import witness
 from minigrad.distributed.communicator import WAIT, Communicator
 from minigrad.distributed.watch import Watch
 from minigrad.errors import MissingPackageError
@@ -43,10 +45,13 @@ class Mpi(Communicator):
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.neighbours: int = node.Get_size()  # ranks on this machine, itself counted
         self.local_rank: int = node.Get_rank()  # and which of them this is
-        node.Free()
         me = f"rank {self.rank} of {self.size} (process {os.getpid()} on {platform.node()})"
         self.names = self._comm.allgather(me)  # for the eyes of whoever looks for a rank that failed
-        self.watch = Watch(MPI.COMM_WORLD.Dup(), timeout, MPI.Query_thread() == MPI.THREAD_MULTIPLE, self.names)
+        neighbours = dict(node.allgather((os.getpid(), me)))
+        self._witness: str = node.bcast(witness.call(neighbours) if self.local_rank == 0 else "")
+        atexit.register(witness.tell, self._witness, str(os.getpid()).encode())
+        node.Free()
+        self.watch = Watch(MPI.COMM_WORLD.Dup(), timeout, MPI.Query_thread() == MPI.THREAD_MULTIPLE, self)
 
     def _broadcast(self, buffer: Array, root: int) -> Any:
         return self._comm.Ibcast(_bytes(buffer), root).Test, "broadcast"
@@ -83,6 +88,7 @@ class Mpi(Communicator):
         return bool(done)
 
     def abort(self, status: int) -> None:
+        witness.tell(self._witness, witness.ALL)
         self._comm.Abort(status)
 
 

@@ -12,11 +12,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
+from minigrad.distributed.communicator import Communicator
 
 EXCHANGES = ("broadcast", "all_gather", "all_to_all", "all_reduce", "barrier")  # as signs of life name them
 WORKING = -1  # in place of the number of an exchange
@@ -30,8 +32,8 @@ def _yield() -> None:
 class Watch:
     """What a rank knows of the others' lives; ``comm`` is an MPI communicator for signs alone."""
 
-    def __init__(self, comm: Any, timeout: float, threads: bool, names: Sequence[str]) -> None:
-        self._comm, self.timeout, self._threads, self._names = comm, timeout, threads, names
+    def __init__(self, comm: Any, timeout: float, threads: bool, ranks: Communicator) -> None:
+        self._comm, self.timeout, self._threads, self._ranks = comm, timeout, threads, ranks
         self.waited = 0.0  # seconds in exchanges, all together
         self.number = 0  # of exchanges so far
         self._every = min(5.0, timeout / 10)
@@ -85,11 +87,11 @@ class Watch:
     def _send(self, number: int, kind: int) -> None:
         with self._lock:
             self._sending = [(request, sign) for request, sign in self._sending if not request.Test()]
-            me = self._comm.Get_rank()
-            for other in range(self._comm.Get_size()):
-                if other != me:
-                    sign = np.array([me, number, kind], np.int64)
-                    self._sending.append((self._comm.Isend(sign, other), sign))
+            sign = np.array([self._ranks.rank, number, kind], np.int64)
+            self._sending += [(self._comm.Isend(sign, other), sign) for other in self._others()]
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
 
     def _receive(self, now: float) -> None:
         while self._comm.Iprobe():
@@ -101,17 +103,16 @@ class Watch:
 
     def _complaint(self, now: float, began: float, kind: str) -> str:
         """Why it makes no sense to wait on, in words; empty where it does."""
-        others = [rank for rank in range(len(self._names)) if rank != self._comm.Get_rank()]
-        last = {rank: max(began, self._heard.get(rank, (0.0,))[0]) for rank in others}
-        here = f"exchange {self.number}, {kind}"
-        if silent := [self._names[rank] for rank in others if now - last[rank] > self.timeout]:
+        here, names = f"exchange {self.number}, {kind}", self._ranks.names
+        last = {rank: max(began, self._heard.get(rank, (0.0,))[0]) for rank in self._others()}
+        if silent := [names[rank] for rank, heard in last.items() if now - heard > self.timeout]:
             return f"no sign of life of {', '.join(silent)} for {self.timeout:g} s, in {here}"
         if now - max(began, self._at_work) > self.timeout:
-            said = [f"{self._names[r]} in exchange {n}, {EXCHANGES[k]}" for r, (_, n, k) in sorted(self._heard.items())]
+            said = [f"{names[r]} in exchange {n}, {EXCHANGES[k]}" for r, (_, n, k) in sorted(self._heard.items())]
             return f"all ranks wait for each other for {self.timeout:g} s: this one in {here}; {'; '.join(said)}"
         return ""
 
     def end(self, complaint: str) -> None:
         """End every rank with a line."""
-        print(f"{self._names[self._comm.Get_rank()]}: {complaint}; all ranks end", file=sys.stderr, flush=True)
-        self._comm.Abort(1)
+        print(f"{self._ranks.names[self._ranks.rank]}: {complaint}; all ranks end", file=sys.stderr, flush=True)
+        self._ranks.abort(1)

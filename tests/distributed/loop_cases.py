@@ -68,28 +68,27 @@ def in_parts(model: Any, dtype: str, rank: int, size: int, last: Callable[[Any, 
 def overlap_gives_the_bits_of_the_plain_exchange(rank: int, size: int) -> None:
     """Tied, frozen, unused and recomputed ones; micro-batches; an empty rank; hooks; one bucket and many."""
     sizes = gradients.BUCKET_BYTES, overlap.FIRST_BYTES
-    for dtype in ("float32", "float64"):
-        for reduce in ("ordered", "carrier"):
-            for most in (sizes, (64, 16)):
-                gradients.BUCKET_BYTES, overlap.FIRST_BYTES = most
-                plain, ours = Loop(dtype, 0), Loop(dtype, 0)
-                for model in (plain, ours):
-                    model.out.register_hook(lambda g: 2 * g)
-                beside = mg.distributed.Overlap(ours.parameters(), reduce)
-                for _ in range(3):  # from the second on in the order of completion
-                    plain.zero_grad()
-                    ours.zero_grad()
-                    count = in_parts(plain, dtype, rank, size, lambda loss, n: loss and loss.backward())
-                    mg.distributed.average_gradients(plain.parameters(), count, reduce)
-                    total: list[float] = []
-                    in_parts(ours, dtype, rank, size, lambda loss, n, t=total, b=beside: t.append(b.backward(loss, n)))
-                    assert total == [ROWS]
-                    for (name, a), (_, b) in zip(plain.named_parameters(), ours.named_parameters(), strict=True):
-                        assert (a.grad is None) == (b.grad is None), name
-                        if a.grad is not None:
-                            assert np.array_equal(a.grad, b.grad) and a.grad.dtype == b.grad.dtype, (name, dtype, most)
-                            assert same_on_all(b.grad)
-                assert ours.unused.grad is None and ours.rare.grad is not None and ours.frozen.grad is None
+    for dtype, reduce in (("float32", "ordered"), ("float64", "carrier")):
+        for most in (sizes, (64, 16)):
+            gradients.BUCKET_BYTES, overlap.FIRST_BYTES = most
+            plain, ours = Loop(dtype, 0), Loop(dtype, 0)
+            for model in (plain, ours):
+                model.out.register_hook(lambda g: 2 * g)
+            beside = mg.distributed.Overlap(ours.parameters(), reduce)
+            for _ in range(3):  # from the second on in the order of completion
+                plain.zero_grad()
+                ours.zero_grad()
+                count = in_parts(plain, dtype, rank, size, lambda loss, n: loss and loss.backward())
+                mg.distributed.average_gradients(plain.parameters(), count, reduce)
+                total: list[float] = []
+                in_parts(ours, dtype, rank, size, lambda loss, n, t=total, b=beside: t.append(b.backward(loss, n)))
+                assert total == [ROWS]
+                for (name, a), (_, b) in zip(plain.named_parameters(), ours.named_parameters(), strict=True):
+                    assert (a.grad is None) == (b.grad is None), name
+                    if a.grad is not None:
+                        assert np.array_equal(a.grad, b.grad) and a.grad.dtype == b.grad.dtype, (name, dtype, most)
+                        assert same_on_all(b.grad)
+            assert ours.unused.grad is None and ours.rare.grad is not None and ours.frozen.grad is None
     gradients.BUCKET_BYTES, overlap.FIRST_BYTES = sizes
 
 
@@ -189,9 +188,8 @@ def dropout_differs_from_rank_to_rank_and_comes_again(rank: int, size: int) -> N
 
 @case
 def a_buffer_is_sent_and_compared(rank: int, size: int) -> None:
-    norm = nn.BatchNorm1d(3) if hasattr(nn, "BatchNorm1d") else nn.BatchNorm2d(3)
-    shape = (4, 3) if hasattr(nn, "BatchNorm1d") else (4, 3, 2, 2)
-    norm(mg.Tensor(np.random.default_rng(rank).normal(size=shape).astype("float32")))  # its own running mean
+    norm = nn.BatchNorm2d(3)
+    norm(mg.Tensor(np.random.default_rng(rank).normal(size=(4, 3, 2, 2)).astype("float32")))  # its own running mean
     try:
         mg.distributed.check_replicas(norm)
         raise AssertionError("buffers that differ were taken")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,9 @@ def test_a_rank_that_is_killed_ends_all(launch: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         mg.distributed.barrier()
     """
-    assert launch(2, "-c", program).returncode != 0  # launch itself gives up after two minutes
+    done = launch(2, "-c", program)  # which gives up after two minutes
+    assert done.returncode != 0
+    assert re.search(r"rank 1 of 2 \(process \d+ on .*\): ended without a word, killed or crashed", done.stderr)
 
 
 def test_nothing_of_mpi_is_imported_unasked() -> None:

@@ -38,7 +38,7 @@ class Classifier(nn.Module):
         """The mean cross-entropy over the rows."""
         h = mg.tanh(x @ self.first + self.shift + self.frozen) @ self.tied
         if (y == 0).any():
-            h = h + self.rare * (y == 0)[:, None]
+            h = h + self.rare * mg.asarray((y == 0)[:, None]).to(self.rare.device)
         return nn.functional.cross_entropy(h @ self.out, y)
 
 

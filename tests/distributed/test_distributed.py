@@ -16,6 +16,7 @@ from minigrad.distributed import Communicator
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.cpu_only("starts processes of its own")
 spec = spec_from_file_location("distributed_worker", HERE / "worker.py")
 assert spec and spec.loader
 worker = module_from_spec(spec)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.cpu_only("starts processes of its own")
 CASES = [
     node.name
     for node in ast.parse((HERE / "loop_cases.py").read_text()).body

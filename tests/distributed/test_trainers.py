@@ -21,6 +21,7 @@ import train_lm
 from training.checkpoint import open_checkpoint, steps_in
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.cpu_only("starts processes of its own")
 TRAINER = ROOT / "examples" / "train_lm.py"
 SMALL = [
     "--n-embd", "16", "--n-layer", "1", "--n-head", "2", "--block-size", "16", "--batch-size", "12",

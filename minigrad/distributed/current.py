@@ -32,8 +32,8 @@ def init(backend: str = "auto", timeout: float = 600.0) -> Communicator:
     timeout: seconds for which a rank may be silent, which is in no exchange and not in ``long_work``. Whoever waits for
     it then ends all ranks, with a line that names it.
 
-    Raises MissingPackageError where mpi4py, its MPI, CuPy or NCCL is absent, DeviceError for more ranks than GPUs, and
-    ArgumentError for another backend or timeout.
+    Raises MissingPackageError where mpi4py or its MPI is absent, DeviceError where CuPy or NCCL is and for more ranks than
+    GPUs, and ArgumentError for another backend or timeout.
 
     >>> init("none").size
     1

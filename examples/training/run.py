@@ -43,7 +43,7 @@ from tqdm import tqdm
 
 import minigrad as mg
 from minigrad.backend import array_module
-from minigrad.distributed.current import are_several
+from minigrad.distributed.current import are_several, launched_rank
 from minigrad.errors import ArgumentError, DeviceError, FileFormatError, MissingPackageError, NonFiniteError, printable
 from minigrad.serialize import write_whole
 from training.checkpoint import (
@@ -101,6 +101,8 @@ def begin_distributed(given: Mapping[str, Any]) -> None:
     try:
         ranks = mg.distributed.init(backend, timeout)
     except (MissingPackageError, DeviceError) as error:
+        if launched_rank():  # all meet it, and the first says so
+            raise SystemExit(2) from None
         raise FlagErrors([f"--distributed: expected {error.expected}, got {error.got}; {error.hint}"]) from None
     if ranks.rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the program ends)

@@ -17,6 +17,7 @@ from minigrad.errors import ArgumentError
 from minigrad.machine import parallel
 
 STARTERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # variables in which an mpiexec says how many processes it started
+RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")  # and which of them this one is
 _current = Communicator()
 
 
@@ -32,8 +33,8 @@ def init(backend: str = "auto", timeout: float = 600.0) -> Communicator:
     timeout: seconds for which a rank may be silent, which is in no exchange and not in ``long_work``. Whoever waits for
     it then ends all ranks, with a line that names it.
 
-    Raises MissingPackageError where mpi4py or its MPI is absent, DeviceError where CuPy or NCCL is and for more ranks than
-    GPUs, and ArgumentError for another backend or timeout.
+    Raises MissingPackageError where mpi4py or its MPI is absent, DeviceError where CuPy or NCCL is, and for more ranks
+    than GPUs, and ArgumentError for another backend or timeout.
 
     >>> init("none").size
     1
@@ -61,6 +62,15 @@ def are_several() -> bool:
     False
     """
     return any(os.environ.get(name, "1") not in ("", "1") for name in STARTERS)
+
+
+def launched_rank() -> int:
+    """The rank that an mpiexec gave this process; asks the environment alone.
+
+    >>> launched_rank()
+    0
+    """
+    return int(next((os.environ[name] for name in RANKS if name in os.environ), 0))
 
 
 def get_communicator() -> Communicator:

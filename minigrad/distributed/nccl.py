@@ -33,22 +33,26 @@ class Nccl(Mpi):
 
     def __init__(self, timeout: float) -> None:
         super().__init__(timeout)
-        self._cupy, self._nccl = load_cupy(), load_nccl()
-        self._take_gpu()
+        problem = None
+        try:
+            self._cupy, self._nccl = load_cupy(), load_nccl()
+            self._take_gpu(count_gpus())
+        except DeviceError as error:
+            problem = error.expected, error.got, error.hint
+        if problems := list(filter(None, self._comm.allgather(problem))):  # one's problem is everybody's
+            raise DeviceError(*problems[0])
+        where = self.names[self.rank].rpartition(" on ")[2], self._cupy.cuda.Device().pci_bus_id
+        if len(set(self._comm.allgather(where))) < self.size:
+            got = f"{count_gpus()} for {self.neighbours} ranks on one machine"
+            raise DeviceError("a GPU of its own for every rank", got, "mpiexec -n with as many ranks as GPUs")
         unique = self._comm.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
         self._gpus: Any = self._nccl.NcclCommunicator(self.size, unique, self.rank)
         self._stream: Any = self._cupy.cuda.Stream(non_blocking=True)
 
-    def _take_gpu(self) -> None:
+    def _take_gpu(self, count: int) -> None:
         """Make the GPU current that has this rank's number on its machine, or the only one that it is shown."""
-        count = count_gpus()
         if count > 1:
             self._cupy.cuda.Device(self.local_rank % count).use()
-        machine = self.names[self.rank].rpartition(" on ")[2]
-        taken = self._comm.allgather((machine, self._cupy.cuda.Device().pci_bus_id))
-        if len(set(taken)) < self.size:
-            got = f"{count} for {self.neighbours} ranks on one machine"
-            raise DeviceError("a GPU of its own for every rank", got, "mpiexec -n with as many ranks as GPUs")
 
     def takes(self, device: str) -> bool:
         return True

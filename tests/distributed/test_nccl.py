@@ -48,10 +48,3 @@ def test_gpu_arrays_over_mpi_are_refused_with_the_way_out(launch: Any) -> None:
     """
     done = launch(2, "-c", program)
     assert done.stdout.split() == ["True"] * 4, (done.stdout, done.stderr)
-
-
-def test_without_nccl_the_trainer_says_what_is_missing(launch: Any, tmp_path: Path) -> None:
-    trainer = HERE.parents[1] / "examples" / "train_lm.py"
-    done = launch(2, trainer, "--distributed", "nccl", "--out-dir", tmp_path / "run")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1 and "train_lm.py: --distributed: expected " in done.stderr, done.stderr

@@ -56,9 +56,12 @@ def test_a_run_of_four_goes_on_with_one_two_and_three(launch: Any, tmp_path: Pat
     assert begun.returncode == 0, begun.stderr
     assert begun.stdout.count("step 4/4 |") == 1, "rank 0 alone prints"
     assert "4 processes of 1 threads" in begun.stdout and "rank 3 of 4 (process " in begun.stdout
-    for ranks, more in ((1, []), (2, ["--overlap"]), (3, [])):
-        folder = tmp_path / f"then{ranks}"
-        shutil.copytree(tmp_path / "four", folder)
+    folders = {ranks: shutil.copytree(tmp_path / "four", tmp_path / f"then{ranks}") for ranks in (1, 2, 3)}
+    resumed = ["--resume", str(folders[1]), "--max-iters", "6", "--no-progress", "--device", "cpu"]
+    assert train_lm.main(resumed) == 0
+    same_losses(log(folders[1]), alone)
+    for ranks, more in ((2, ["--overlap"]), (3, [])):
+        folder = folders[ranks]
         done = launch(ranks, TRAINER, "--resume", folder, "--max-iters", "6", "--no-progress", *more)
         assert done.returncode == 0, done.stderr
         same_losses(log(folder), alone)
@@ -106,6 +109,26 @@ def test_a_replica_that_differs_ends_the_run_before_its_checkpoint(launch: Any, 
         "broadcast_model"
     ]
     assert steps_in(tmp_path)[-1] == 2
+
+
+@pytest.mark.parametrize("hidden", ["mpi4py", "cupy.cuda.nccl"])
+def test_what_is_not_installed_is_one_line_and_status_2(launch: Any, hidden: str) -> None:
+    """The package is hidden, so that it is absent where this test runs, whatever is installed."""
+    program = f"""if True:
+        import sys, train_lm
+        from support.simulated import device
+        with device.installed():
+            sys.modules[{hidden!r}] = None
+            if {hidden!r} != "mpi4py":
+                device.nccl.available = False
+            sys.exit(train_lm.main(sys.argv[1:]))
+    """
+    done = launch(2, "-c", program, "--distributed", "nccl", "--no-progress")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert (
+        done.stderr.startswith("train_lm.py: --distributed: expected ") and hidden.split(".")[-1] in done.stderr.lower()
+    )
 
 
 def test_a_bad_flag_is_one_line_and_status_2(launch: Any, tmp_path: Path) -> None:

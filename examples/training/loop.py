@@ -6,6 +6,7 @@ the rest, with the flags of ``TrainingFlags``. Reading order: ``train``, ``updat
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Task:
     evaluate: Callable[[], tuple[float, dict[str, float]] | None]  # validation loss and more; None: a signal came
     sample: Callable[[int], str]  # what the model can do at this step, to look at
     saved: Any = None  # the part of the model that checkpoints hold, by default all of it
+    overlap: mg.distributed.Overlap | None = None  # exchanges the gradients of several processes beside the last pass
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
@@ -61,6 +63,8 @@ def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, o
         parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
     run.attach(**parts)
     begin_together(config, run, task)
+    if config.overlap:
+        task.overlap = mg.distributed.Overlap(task.model.parameters())
     print(nn.summary(task.model))
     loops = ", compiled loops (numba)" if run.compiled else ""
     run.print(f"{config.dtype} on {config.device}{loops}, {run.origin}")
@@ -72,6 +76,7 @@ def begin_together(config: TrainingFlags, run: Run, task: Task) -> None:
     mg.distributed.broadcast_model(task.model)
     if ranks := mg.distributed.size() - 1:
         run.print(f"{ranks + 1} processes of {mg.get_num_threads()} threads, each with its part of the batch")
+        run.print(*mg.distributed.get_communicator().names)  # mpiexec names a killed one by its process
     if rank := mg.distributed.rank():
         mg.random.seed(int(np.random.SeedSequence([config.seed, run.step, rank]).generate_state(1)[0]))
 
@@ -81,6 +86,18 @@ def my_rows(micro_batch: MicroBatch) -> MicroBatch:
     rank, size = mg.distributed.rank(), mg.distributed.size()
     rows = [len(part) for part in micro_batch]
     return tuple(part[rank * n // size : (rank + 1) * n // size] for part, n in zip(micro_batch, rows, strict=True))
+
+
+def shared_out(function: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
+    """``function(items)``, item by item a result for JSON, of which each process computes its part."""
+    rank, size = mg.distributed.rank(), mg.distributed.size()
+    text = np.frombuffer(json.dumps(function(list(items[rank::size]))).encode(), np.uint8)
+    lengths = mg.distributed.all_gather(np.array([len(text)]))
+    texts = mg.distributed.all_gather(np.pad(text, (0, lengths.max() - len(text)), constant_values=ord(" "))[None])
+    found = [None] * len(items)
+    for other, part in enumerate(texts):
+        found[other::size] = json.loads(part.tobytes())
+    return found
 
 
 def loss_scale(scaler: optim.GradScaler) -> dict[str, int]:
@@ -97,17 +114,18 @@ def train(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, s
     watch = mg.detect_anomaly() if config.detect_anomaly else np.errstate(all="ignore")  # update() looks itself
     with run.writing(), watch:
         while True:
-            if run.evaluation_due and (found := task.evaluate()):
-                run.evaluated(*found)
-            run.stop.agree()
-            run.report()
-            if run.checkpoint_due:
-                mg.distributed.check_replicas(task.model)
-                run.save()
-            if run.sample_due and mg.distributed.rank() == 0:
-                run.print(f"---- sample at step {run.step}\n{task.sample(run.step)}\n----")
-            if run.finished:
-                return run.conclude()
+            with mg.distributed.long_work():
+                if run.evaluation_due and (found := task.evaluate()):
+                    run.evaluated(*found)
+                run.stop.agree()
+                run.report()
+                if run.checkpoint_due:
+                    mg.distributed.check_replicas(task.model)
+                    run.save()
+                if run.sample_due and mg.distributed.rank() == 0:
+                    run.print(f"---- sample at step {run.step}\n{task.sample(run.step)}\n----")
+                if run.finished:
+                    return run.conclude()
             update(config, run, task, optimizer, scaler)
 
 
@@ -119,11 +137,10 @@ def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, 
     run.begin_update()
     micro_batches = [my_rows(task.batches.draw()) for _ in range(config.gradient_accumulation_steps)]
     counts = [task.count(*micro_batch) for micro_batch in micro_batches]
-    loss = backward(task.loss, micro_batches, counts, config.dtype, scaler)
+    loss = backward(task.loss, micro_batches, counts, config.dtype, scaler, task.overlap)
     tokens = sum(counts)
     if mg.distributed.size() > 1:
-        total = mg.distributed.average_gradients(task.model.parameters(), tokens)
-        loss, tokens = mg.distributed.all_reduce(np.float64(loss) * tokens / (total or 1))[()], int(total)
+        loss, tokens = over_all(task, loss, tokens)
     scaler.unscale_(optimizer)
     norm = optim.clip_grad_norm(task.model.parameters(), config.grad_clip or math.inf)
     good = np.isfinite(loss) & np.isfinite(norm)
@@ -138,6 +155,17 @@ def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, 
     scaler.update()
     optimizer.zero_grad()
     run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=tokens, good=fine)
+
+
+def over_all(task: Task, loss: Any, tokens: int) -> tuple[Any, int]:
+    """The loss and the tokens of all processes; averages their gradients too, where that isn't done."""
+    params = list(task.model.parameters())
+    if task.overlap:
+        total = float(mg.distributed.all_reduce(np.float64(tokens)))
+    else:
+        total = mg.distributed.average_gradients(params, tokens)
+    loss = array_module(params[0].data).asarray(loss, "float64") * (tokens / (total or 1))  # where the others have it
+    return mg.distributed.all_reduce(loss)[()], int(total)
 
 
 def learning_rate(config: TrainingFlags, step: int) -> float:
@@ -162,6 +190,7 @@ def backward(
     counts: Sequence[int],
     dtype: str,
     scaler: optim.GradScaler,
+    overlap: mg.distributed.Overlap | None = None,
 ) -> Any:
     """The loss over all counted tokens of the micro-batches, with its gradient added to that of the parameters.
 
@@ -170,16 +199,20 @@ def backward(
 
     ``loss_of(*micro_batch)`` is the mean over the tokens of one micro-batch; ``counts`` says how many these are. With
     n_i tokens in micro-batch i, loss = Σ n_i loss_i / Σ n_i: the same as one batch of them all, whatever their lengths.
+    With ``overlap`` the last of them exchanges the gradients of all processes.
     """
     total = sum(counts) or 1
     result: Any = 0.0
-    for micro_batch, count in zip(micro_batches, counts, strict=True):
-        if not len(micro_batch[-1]):  # of a batch with fewer rows than processes
-            continue
-        with mg.autocast(dtype):
-            loss = loss_of(*micro_batch) * (count / total)
-        scaler.scale(loss).backward()
-        result = result + loss.data
+    for k, (micro_batch, count) in enumerate(zip(micro_batches, counts, strict=True), 1):
+        scaled = None
+        if len(micro_batch[-1]):  # a batch may have fewer rows than there are processes
+            with mg.autocast(dtype):
+                loss = loss_of(*micro_batch) * (count / total)
+            scaled, result = scaler.scale(loss), result + loss.data
+        if overlap and k == len(counts):
+            overlap.backward(scaled, sum(counts))
+        elif scaled is not None:
+            scaled.backward()
     return result
 
 

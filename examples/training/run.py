@@ -43,7 +43,8 @@ from tqdm import tqdm
 
 import minigrad as mg
 from minigrad.backend import array_module
-from minigrad.errors import ArgumentError, FileFormatError, MissingPackageError, NonFiniteError, printable
+from minigrad.distributed.current import are_several, launched_rank
+from minigrad.errors import ArgumentError, DeviceError, FileFormatError, MissingPackageError, NonFiniteError, printable
 from minigrad.serialize import write_whole
 from training.checkpoint import (
     FILES,
@@ -73,7 +74,7 @@ def open_run(
 ) -> tuple[AnyRunFlags, Run]:
     """Read the flags, find the checkpoint to continue from, if any, and check both; nothing is written yet."""
     given, problems = parse(config_class, argv, program, description)
-    begin_distributed(given.get("distributed", "auto"))
+    begin_distributed(given)
     if given.get("device") == "auto":
         del given["device"]  # a continued run stays on its device, unless told another
     checkpoint = None
@@ -91,11 +92,17 @@ def open_run(
     return config, run
 
 
-def begin_distributed(backend: str) -> None:
+def begin_distributed(given: Mapping[str, Any]) -> None:
     """Find the other processes; all but the first print nothing from here on."""
+    defaults = {field.name: field.default for field in dataclasses.fields(RunFlags)}
+    device, backend, timeout = ({**defaults, **given}[name] for name in ("device", "distributed", "rank_timeout"))
+    if backend == "auto" and device != "cpu" and are_several() and mg.cuda.is_available():
+        backend = "nccl"
     try:
-        ranks = mg.distributed.init(backend)
-    except MissingPackageError as error:
+        ranks = mg.distributed.init(backend, timeout)
+    except (MissingPackageError, DeviceError) as error:
+        if launched_rank():  # all meet it, and the first says so
+            raise SystemExit(2) from None
         raise FlagErrors([f"--distributed: expected {error.expected}, got {error.got}; {error.hint}"]) from None
     if ranks.rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the program ends)
@@ -401,10 +408,10 @@ class Run:
                 "most often the learning rate is too high"
             )
 
-    def print(self, text: str) -> None:
-        """Print a line without disturbing the progress bar."""
+    def print(self, *lines: str) -> None:
+        """Print lines without disturbing the progress bar."""
         with tqdm.external_write_mode():
-            print(printable(text), flush=True)
+            print(*map(printable, lines), sep="\n", flush=True)
 
     def attach(self, **parts: Any) -> None:
         """Name the objects that every checkpoint holds; those of a continued run get back the state they had."""

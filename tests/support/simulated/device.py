@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from minigrad.messages import explain
-from support.simulated import cublas, kernels
+from support.simulated import cublas, kernels, nccl
 
 DEVICES = 2
 # fmt: off
@@ -195,7 +195,7 @@ class ndarray:
             allocator(array.nbytes)
         made = object.__new__(cls)
         made._host, made._device, made.base = array, state.current, owner
-        cublas.note(array)
+        cublas.note(array, made._device)
         return made
 
     # what it is
@@ -517,6 +517,13 @@ class Device:
     def __exit__(self, *_: object) -> None:
         state.current = self._before.pop()
 
+    def use(self) -> None:
+        state.current = self.id
+
+    @property
+    def pci_bus_id(self) -> str:
+        return f"0000:0{self.id}:00.0"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and other.id == self.id
 
@@ -530,11 +537,23 @@ class Device:
 class Event:
     """A moment on the stream, which here is that of its recording."""
 
-    def record(self) -> None:
+    done = True  # what was launched is over
+
+    def record(self, stream: Any = None) -> None:
         self.at = time.perf_counter()
 
     def synchronize(self) -> None:
         wait()
+
+
+class Stream:
+    """A queue of work, which is done at once."""
+
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        self.ptr = 1 + non_blocking
+
+    def wait_event(self, event: Event) -> None:
+        assert event.at, "an event that was recorded"
 
 
 def array(obj: Any, dtype: Any = None, copy: bool = True, order: str = "K") -> ndarray:
@@ -647,6 +666,8 @@ def _module() -> Any:
         get_allocator=lambda: allocator,
         set_allocator=set_allocator,
         Event=Event,
+        Stream=Stream,
+        get_current_stream=lambda: Stream(null=True),
         get_elapsed_time=lambda start, end: 1e3 * (end.at - start.at),
         cublas=cublas,
     )
@@ -679,7 +700,9 @@ def modules() -> dict[str, Any]:
     """What stands for CuPy in ``sys.modules``; nothing real of it, which may have been imported, is left beside it."""
     cupyx: Any = types.ModuleType("cupyx")
     cupyx.errstate = lambda **_: contextlib.nullcontext()  # NumPy raises in any case
-    found = {"cupy": cupy, "cupyx": cupyx}
+    cuda: Any = types.ModuleType("cupy.cuda")
+    cuda.nccl = nccl
+    found = {"cupy": cupy, "cupyx": cupyx, "cupy.cuda": cuda}  # of cupy.cuda what is imported from it
     return {**found, "cupyx.scipy.special": special()} if find_spec("scipy") else found
 
 

@@ -31,6 +31,7 @@ from minigrad.errors import (
 from minigrad.messages.explain import describe, explain_methods, explained
 from minigrad.messages.habits import hints
 from minigrad.tensor import Handle
+from .checks import warn_of_width
 from .parameter import Parameter
 
 M = TypeVar("M", bound="Module")
@@ -336,6 +337,8 @@ class Module:
             if not error.layer and (path := vars(self)["_path"]):  # the innermost tells
                 error.layer = f"{path[:-1]}, a {type(self).__name__}"
             raise
+        if args and getattr(args[0], "dtype", None) == np.float64:
+            warn_of_width(self, args[0], output)
         for hook in tuple(self._hooks):
             changed = hook(self, args, output)
             output = output if changed is None else changed

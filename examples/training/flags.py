@@ -70,14 +70,24 @@ def encodable(value: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
+def named(value: str) -> str:
+    """A path that names something: an empty one, which a variable of a shell may leave, would be the folder of now."""
+    if not value or "\0" in value:
+        raise ValueError
+    return value
+
+
 text = Kind("TEXT", "text in the encoding of the terminal", legal=encodable)
-path, kept_path = Kind("PATH"), Kind("PATH", convert=os.path.abspath)  # kept for a run that goes on from elsewhere
+path = Kind("PATH", "a path", convert=named)
+kept_path = Kind("PATH", "a path", convert=lambda value: os.path.abspath(named(value)))  # known from elsewhere too
+
+MOST = 1 << 53  # up to here each whole number is a float, and none overflows one
 
 
-def integer(least: int, most: float = math.inf) -> Kind:
+def integer(least: int, most: int = MOST) -> Kind:
     """Whole numbers from ``least`` to ``most``."""
-    limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
-    return Kind("N", f"a whole number {limits}", int, lambda value: least <= value <= most)
+    expected = f"a whole number from {least} to {'2^53' if most == MOST else most}"
+    return Kind("N", expected, int, lambda value: least <= value <= most)
 
 
 def number(expected: str, legal: Callable[[float], bool]) -> Kind:

@@ -68,9 +68,7 @@ class Plan(NamedTuple):
 
 
 FEW = MappingProxyType({kind: values[:2] for kind, values in SWEEPS.items()})
-QUICK = Plan(
-    base_updates=2, updates=2, batch_size=2, windows=2, along=2, every=1, old=2, little_updates=2, sweeps=FEW, seeds=(0, 1)
-)  # fmt: skip
+QUICK = Plan(2, 2, 2, windows=2, along=2, every=1, old=2, little_updates=2, sweeps=FEW, seeds=(0, 1))
 UNITS = {"full": "rate", "LoRA": "rate", "EWC": "λ", "L2": "λ", "replay": "share", "generated": "share"}
 
 

@@ -7,8 +7,8 @@ the rest, with the flags of ``TrainingFlags``. Reading order: ``train``, ``updat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +43,7 @@ class Task:
     evaluate: Callable[[], tuple[float, dict[str, float]] | None]  # validation loss and more; None: a signal came
     sample: Callable[[int], str]  # what the model can do at this step, to look at
     saved: Any = None  # the part of the model that checkpoints hold, by default all of it
+    parts: Mapping[str, Any] = field(default_factory=dict)  # what else they hold, of a term of the loss, say
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, o
     groups = optim.decay_groups(task.model.named_parameters(), config.weight_decay)
     optimizer = optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
     scaler = optim.GradScaler(enabled=config.dtype == "float16")
-    parts = {"model": task.saved or task.model, "optimizer": optimizer, "batches": task.batches}
+    parts = {"model": task.saved or task.model, "optimizer": optimizer, "batches": task.batches, **task.parts}
     if scaler.enabled:
         parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
     run.attach(**parts)

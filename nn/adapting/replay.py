@@ -69,9 +69,14 @@ class Reservoir:
         rows = self.random.integers(len(self), size=count)
         return tuple(column[rows] for column in self.columns)
 
+    @property
+    def examples(self) -> tuple[Array, ...]:
+        """All that it keeps, as one batch."""
+        return tuple(column[: len(self)] for column in self.columns)
+
     def state_dict(self) -> dict[str, Any]:
         """The examples, how many were seen, and the random numbers."""
-        examples = {str(i): column[: len(self)] for i, column in enumerate(self.columns)}
+        examples = {str(i): column for i, column in enumerate(self.examples)}
         return {"examples": examples, "seen": self.seen, "random": self.random.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -48,19 +48,13 @@ class Reservoir:
             raise ShapeError("arrays of as many rows", f"shapes {[a.shape for a in arrays]}", "a row is an example")
         if not self.columns:
             self.columns = [np.zeros((self.capacity, *a.shape[1:]), a.dtype) for a in arrays]
-        self.refuse_others(arrays)
+        _refuse_others(self.columns, arrays)
         for row in range(len(arrays[0])):
             place = self.seen if self.seen < self.capacity else int(self.random.integers(self.seen + 1))
             self.seen += 1
             if place < self.capacity:
                 for kept, array in zip(self.columns, arrays, strict=True):
                     kept[place] = array[row]
-
-    def refuse_others(self, arrays: list[Array]) -> None:
-        """Refuse rows of another form than those that are here."""
-        own, given = ([(a.shape[1:], a.dtype.name) for a in columns] for columns in (self.columns, arrays))
-        if own != given:
-            raise ShapeError(f"rows as those in the reservoir, {own}", f"{given}", "a reservoir has one kind")
 
     def draw(self, count: int) -> tuple[Array, ...]:
         """So many of the examples, each drawn from all: a batch may have one twice."""
@@ -94,6 +88,13 @@ class Reservoir:
             self.columns.append(column)
 
 
+def _refuse_others(columns: list[Array], arrays: list[Array]) -> None:
+    """Refuse rows of another form than those of the reservoir's columns."""
+    own, given = ([(a.shape[1:], a.dtype.name) for a in several] for several in (columns, arrays))
+    if own != given:
+        raise ShapeError(f"rows as those in the reservoir, {own}", f"{given}", "a reservoir has one kind of rows")
+
+
 class Replay:
     """Batches in which each row is, with probability ``share``, an example of the reservoir in the place of a new one.
 
@@ -119,7 +120,7 @@ class Replay:
         new = [np.array(column) for column in self.batches.draw()]
         old = np.flatnonzero(self.reservoir.random.random(len(new[0])) < self.share)
         if len(old):
-            self.reservoir.refuse_others(new)
+            _refuse_others(self.reservoir.columns or new, new)
             for column, rows in zip(new, self.reservoir.draw(len(old)), strict=True):
                 column[old] = rows
         return tuple(new)

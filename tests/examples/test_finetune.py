@@ -428,3 +428,29 @@ def test_training_stops_after_so_many_evaluations_without_a_better_loss(
     assert open_checkpoint(tmp_path / "out").step == 10
     assert tune("out", f"{flags} --patience 5") == 0
     assert open_checkpoint(tmp_path / "out").step == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--method lora --ewc 1", "--ewc: expected --method full with it, got lora"),
+        ("--method full --ewc 1 --l2-to-base 1", "--l2-to-base: expected none beside --ewc"),
+        ("--method full --replay-data code.txt", "--replay-data: expected --replay or --ewc with it"),
+        ("--method full --replay 1.5", "--replay: expected a share from 0 to 1, got '1.5'"),
+        ("--method full --replay 0.5 --replay-data absent.txt", "--replay-data: expected a file to read, got"),
+        ("--patience 2 --eval-interval 0", "--patience: expected --eval-interval above 0"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(
+    tune: Tune, capsys: pytest.CaptureFixture[str], flags: str, said: str
+) -> None:
+    assert tune("out", f"{flags} --max-iters 2") == 2
+    assert said in capsys.readouterr().err
+
+
+def test_old_examples_shorter_than_a_block_are_refused(
+    tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    assert tune("out", f"--method full --replay 0.5 --replay-data {tmp_path / 'short.txt'} --max-iters 2") == 2
+    assert "--replay-data: expected more than 8 tokens" in capsys.readouterr().err

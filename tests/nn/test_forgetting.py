@@ -1,4 +1,4 @@
-"""What keeps a model from forgetting: the Fisher and EWC in closed form, a reservoir that is fair, batches that go on."""
+"""Against forgetting: the Fisher and EWC in closed form, a reservoir that is fair, batches that go on where they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Against forgetting: the Fisher and EWC in closed form, a reservoir that is fair, batches that go on where they were."""
+"""Against forgetting: Fisher and EWC in closed form, a reservoir that is fair, batches that go on where they were."""
 
 from __future__ import annotations
 

@@ -192,8 +192,8 @@ def learn_little(base: Mapping[str, Any], author: Any, plan: Plan, options: Mapp
     along: list[Any] = []
     every = max(1, plan.little_updates // 20)
 
-    def loss(*batch: Any) -> Any:
-        found = model.loss(*batch, label_smoothing=options.get("label_smoothing", 0.0))
+    def loss(inputs: np.ndarray, targets: np.ndarray) -> Any:
+        found = model.loss(inputs, targets, label_smoothing=options.get("label_smoothing", 0.0))
         return found if term is None else found + term()
 
     def after(done: int) -> None:
@@ -235,7 +235,7 @@ class Study:
 
     def mean(self, way: Way) -> float:
         """The mean of both validation losses, by which settings are chosen."""
-        return statistics.mean(self.of(way)[f"{text} validation"] for text in self.texts)
+        return statistics.fmean(self.of(way)[f"{text} validation"] for text in self.texts)
 
     def little(self, name: str, seed: int = 0) -> Any:
         """How learning from little went."""

@@ -14,7 +14,7 @@ import numpy as np
 from minigrad import grad, random
 from minigrad.backend import Array, array_module, array_of, to_device_of, to_numpy
 from minigrad.errors import ArgumentError, StateError
-from minigrad.messages.explain import describe
+from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor
 from .. import functional as F
 from ..continuation import evaluating
@@ -38,6 +38,7 @@ def trained_parameters(model: Any) -> dict[str, Any]:
 # ---- how much the old task needs each weight -------------------------------------------------------------------------
 
 
+@explained
 def fisher(
     model: Module, batches: Iterable[tuple[Any, ...]], labels: str = "model", *, generator: Any = None
 ) -> dict[str, Array]:
@@ -107,6 +108,7 @@ class EWC:
     9.0
     """
 
+    @explained
     def __init__(self, model: Module, strength: float, fisher: Mapping[str, Any] | None = None) -> None:
         number = isinstance(strength, int | float | np.number) and not isinstance(strength, bool)
         if not number or not 0 <= strength < math.inf:

@@ -10,6 +10,7 @@ import numpy as np
 from minigrad import random
 from minigrad.backend import Array
 from minigrad.errors import ArgumentError, ShapeError, StateError
+from minigrad.messages.explain import explained
 from ..checks import check_probability, check_sizes
 
 
@@ -32,6 +33,7 @@ class Reservoir:
     True
     """
 
+    @explained
     def __init__(self, capacity: int, generator: Any = None) -> None:
         check_sizes(capacity=capacity)
         self.capacity, self.seen = int(capacity), 0
@@ -112,6 +114,7 @@ class Replay:
     (array([0, 0, 0, 0]), array([0, 0, 0, 0]))
     """
 
+    @explained
     def __init__(self, batches: Any, reservoir: Reservoir, share: float) -> None:
         self.batches, self.reservoir, self.share = batches, reservoir, check_probability(share)
 

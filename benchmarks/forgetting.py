@@ -288,7 +288,7 @@ class Study:
         return {
             "forgetting": [
                 pictures.Panel("each setting, at its end", *axes, plane, log_x=False),
-                pictures.Panel("along the way", *axes, path, log_x=False),
+                pictures.Panel("from 50 updates on", *axes, path, log_x=False),
             ],
             "little": [
                 pictures.Panel(f"20 kB: {part}", "updates", "loss", curves, log_x=False, limits=(0.5, 3.0))

@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,20 +297,34 @@ def export_of(config: TextFlags, run: Run, corpus: Corpus) -> HfExport | None:
     return HfExport(Path(config.export_hf), corpus.tokenizer, config.overwrite or ours)
 
 
-def learn(config: TextFlags, run: Run, model: nn.TransformerLM, corpus: Corpus, saved: Any = None) -> int:
-    """Train the model on the corpus, or only evaluate it; ``saved`` is the part of it that checkpoints hold."""
+def learn(
+    config: TextFlags,
+    run: Run,
+    model: nn.TransformerLM,
+    corpus: Corpus,
+    saved: Any = None,
+    term: nn.EWC | None = None,
+    replayed: Callable[[Any], Any] | None = None,
+) -> int:
+    """Train the model on the corpus, or only evaluate it; ``saved`` is the part of it that checkpoints hold.
+
+    ``term`` is added to the loss, and what ``replayed`` makes of the batches is what is trained on.
+    """
+    plain = functools.partial(model.loss, label_smoothing=config.label_smoothing)
     prompt = prompt_ids(config, corpus)
     run.about["prompt"] = [int(token) for token in prompt]
+    batches = RandomBlocks(
+        corpus.training, config.batch_size, config.block_size, config.seed, config.overfit_single_batch
+    )
     task = training_loop.Task(
         model=model,
-        batches=RandomBlocks(
-            corpus.training, config.batch_size, config.block_size, config.seed, config.overfit_single_batch
-        ),
-        loss=functools.partial(model.loss, label_smoothing=config.label_smoothing),
+        batches=replayed(batches) if replayed else batches,
+        loss=plain if term is None else lambda inputs, targets: plain(inputs, targets) + term(),
         count=lambda inputs, targets: targets.size,
         evaluate=lambda: evaluate(config, model, corpus, run),
         sample=lambda step: sample(config, model, corpus, prompt, run),
         saved=saved,
+        parts={} if term is None else {"ewc": term},
     )
     print(about(config, corpus))
     optimizer, scaler = training_loop.prepare(config, run, task)

@@ -14,9 +14,13 @@ from minigrad.messages.habits import module_names
 from . import functional
 from .activation import GELU, GLU, Dropout, Flatten, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from .adapting import (
+    EWC,
+    Replay,
+    Reservoir,
     adapters,
     delete_adapter,
     disable_adapters,
+    fisher,
     load_adapter,
     lora,
     merge_adapters,
@@ -59,6 +63,7 @@ from .summary import summary
 from .transformer import TransformerBlock, TransformerLM
 
 __all__ = [
+    "EWC",
     "GEGLU",
     "GELU",
     "GLU",
@@ -93,6 +98,8 @@ __all__ = [
     "Parameter",
     "RMSNorm",
     "ReLU",
+    "Replay",
+    "Reservoir",
     "RotaryEmbedding",
     "Sequential",
     "SiLU",
@@ -109,6 +116,7 @@ __all__ = [
     "causal_mask",
     "delete_adapter",
     "disable_adapters",
+    "fisher",
     "functional",
     "functional_call",
     "generate",

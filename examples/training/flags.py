@@ -178,6 +178,9 @@ class RunFlags(Flags):
     seed: int = flag(1337, integer(0), "seed of the weights, the batches and the dropout")
     max_iters: int = changeable_flag(2000, integer(0), "updates of the weights, in all")
     eval_interval: int = changeable_flag(250, integer(0), "updates between evaluations; 0: first and last only")
+    patience: int = changeable_flag(
+        0, integer(0), "evaluations in a row without a better loss after which training stops; 0: never"
+    )
     log_interval: int = changeable_flag(50, integer(1), "updates between lines of the log")
     checkpoint_interval: int = changeable_flag(500, integer(0), "updates between checkpoints; 0: best and last only")
     keep_checkpoints: int = changeable_flag(2, integer(1), "last checkpoints to keep, beside the best")
@@ -202,6 +205,8 @@ class RunFlags(Flags):
         problems = super().check()
         if self.dtype == "bfloat16" and not find_spec("ml_dtypes"):
             problems.append("--dtype: bfloat16 needs the package ml_dtypes: pip install ml_dtypes")
+        if self.patience and not self.eval_interval:
+            problems.append("--patience: expected --eval-interval above 0 with it, got 0")
         if self.device == "cuda" and not mg.distributed.get_communicator().takes("cuda"):
             problems.append("--device: expected cpu for several processes over MPI, got cuda; see --distributed nccl")
         return problems

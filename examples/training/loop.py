@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +45,7 @@ class Task:
     sample: Callable[[int], str]  # what the model can do at this step, to look at
     saved: Any = None  # the part of the model that checkpoints hold, by default all of it
     overlap: mg.distributed.Overlap | None = None  # exchanges the gradients of several processes beside the last pass
+    parts: Mapping[str, Any] = field(default_factory=dict)  # what else they hold, of a term of the loss, say
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
@@ -58,7 +59,7 @@ def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, o
     groups = optim.decay_groups(task.model.named_parameters(), config.weight_decay)
     optimizer = optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
     scaler = optim.GradScaler(enabled=config.dtype == "float16")
-    parts = {"model": task.saved or task.model, "optimizer": optimizer, "batches": task.batches}
+    parts = {"model": task.saved or task.model, "optimizer": optimizer, "batches": task.batches, **task.parts}
     if scaler.enabled:
         parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
     run.attach(**parts)

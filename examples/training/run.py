@@ -314,8 +314,15 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last update is done, or a signal asked to stop."""
-        return self.step >= self.config.max_iters or self.stop.received is not None
+        """Whether the last update is done, patience has run out, or a signal asked to stop."""
+        return self.step >= self.config.max_iters or self.out_of_patience or self.stop.received is not None
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether the evaluation of this step is the last of --patience in a row that found no better loss."""
+        if not self.config.patience or self.val_loss is None or self.best_step is None:
+            return False
+        return self.step - self.best_step >= self.config.patience * self.config.eval_interval > 0
 
     @property
     def evaluation_due(self) -> bool:
@@ -331,7 +338,8 @@ class Run:
     @property
     def sample_due(self) -> bool:
         """At each interval and after the last update, not after a signal."""
-        due = self.step == self.config.max_iters or (self.step > 0 and self._at(self.config.sample_every))
+        last = self.step == self.config.max_iters or self.out_of_patience
+        due = last or (self.step > 0 and self._at(self.config.sample_every))
         return due and self.stop.received is None
 
     # -- what happens --
@@ -456,6 +464,8 @@ class Run:
             saved = self.folder / folder_name(self.step)
             self.print(f"stopped by {self.stop.received.name}, saved {saved}; to go on: --resume {self.folder}")
         else:
+            if self.out_of_patience:
+                self.print(f"stopped early: {self.config.patience} evaluations in a row without a better loss")
             best = f"best validation loss {self.best_loss:.4f} at step {self.best_step}"
             self.print(f"{self.step} updates in {self.seconds / 60:.1f} minutes, {best}, in {self.folder}{note}")
         return self.stop.exit_status

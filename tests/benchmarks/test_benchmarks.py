@@ -13,6 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import accuracy
 import adapting
+import forgetting
 import op_cost
 from alternate import median_interval
 from compare import quartiles
@@ -124,12 +125,13 @@ def test_the_page_of_accuracy_is_what_its_program_writes() -> None:
     assert accuracy.page(5, few).count("\n| exp |") == 2
 
 
-def test_the_study_of_adapting_runs_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["adapting.py", "--quick", "--folder", str(tmp_path)])
+@pytest.mark.parametrize("study", [adapting, forgetting], ids=lambda study: study.__name__)
+def test_a_study_of_adapting_runs_and_goes_on_where_it_was_stopped(study, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{study.__name__}.py", "--quick", "--folder", str(tmp_path)])
     threads = mg.get_num_threads()
-    adapting.main()
+    study.main()
     first = capsys.readouterr().out
-    adapting.main()
+    study.main()
     mg.set_num_threads(threads)
     again = capsys.readouterr().out
     assert "seed 1:" in first and "seed" not in again.split("range")[0]  # nothing is computed twice

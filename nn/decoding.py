@@ -162,6 +162,14 @@ def _add_traits(attn: Any, joined: Array) -> None:
             part[:] = _normed(norm.weight.data, norm.eps, part.reshape(-1, part.shape[2])).reshape(part.shape)
 
 
+def normalized(norm: Any, x: Tensor) -> Tensor:
+    """``norm(x)`` of a position (batch, 1, d_model), by the loop alone where nothing watches it."""
+    fit = type(x) is Tensor and x.shape[1:] == (1, *getattr(norm, "normalized_shape", ())) and is_quiet()
+    if not (fit and is_plain(norm, RMSNorm) and _are_plain([norm.weight], x)):
+        return norm(x)  # type: ignore[no-any-return]
+    return asarray(_normed(norm.weight.data, norm.eps, x.data[:, 0])[:, None])
+
+
 def logits(head: Any, x: Tensor) -> Tensor:
     """``head(x)`` of rows (batch, d_model), by the product that is fast for a few of them where nothing watches it."""
     weight = getattr(head, "weight", None)
@@ -184,7 +192,7 @@ def _are_plain(parameters: Iterable[Any], x: Tensor) -> bool:
 
 
 def _normed(weight: Array, eps: float, x: Array) -> Array:
-    out = np.empty(x.shape, x.dtype)
+    x, out = np.ascontiguousarray(x), np.empty(x.shape, x.dtype)
     normed(x, weight, eps, np.empty(len(x), x.dtype), out)
     return out
 

@@ -295,6 +295,7 @@ class TransformerLM(Module):
             x = self._through(x, mask, positions, cache)
             if cache is not None:
                 cache.advance(tokens.shape[-1])
+                return decoding.normalized(self.ln_final, x)
             normed: Tensor = self.ln_final(x)
             return normed
 

@@ -117,7 +117,7 @@ class _Step:
         if rope is not None and rope not in turns:
             tables = rope.at(cache.length, positions, rows.dtype)
             turns[rope] = [np.ascontiguousarray(table).reshape(-1, size // 2) for table in tables]
-        self.cos, self.sin = turns.get(rope, (None, None))
+        self.turn: list[Any] = turns.get(rope, [None, None])
 
     def __call__(self, x: Array, a: int, b: int) -> Array:
         """The rows x, those of the sequences [a, b), after the block."""
@@ -128,22 +128,19 @@ class _Step:
         begin(x, block.ln1.weight.data, block.ln1.eps, q, k, v, joined.reshape(b - a, -1))
         _add_traits(attn, joined)
         queries = np.empty(((b - a) * shared, attn.num_heads // shared, attn.head_dim), x.dtype)
-        mixed, keys, values = (
-            np.empty_like(queries),
-            self.keys[a * shared : b * shared],
-            self.values[a * shared : b * shared],
-        )
-        seen = None if self.seen is None else self.seen[a * shared : b * shared]
-        turn = [table if table is None or len(table) == 1 else table[a:b] for table in (self.cos, self.sin)]
-        place(joined, *turn, attn.rope is not None and attn.rope.layout == "half", self.stop - 1, queries, keys, values)
+        heads = slice(a * shared, b * shared)
+        keys, values, seen = self.keys[heads], self.values[heads], None if self.seen is None else self.seen[heads]
+        cos, sin = (table if table is None or len(table) == 1 else table[a:b] for table in self.turn)
+        half = attn.rope is not None and attn.rope.layout == "half"
+        place(joined, cos, sin, half, self.stop - 1, queries, keys, values)
+        mixed, first, stop = np.empty_like(queries), self.first, self.stop
 
         def attended(i: int, j: int) -> None:
-            some = None if seen is None else seen[i:j]
-            attend(queries[i:j], keys[i:j], values[i:j], some, self.first, self.stop, mixed[i:j])
+            attend(queries[i:j], keys[i:j], values[i:j], None if seen is None else seen[i:j], first, stop, mixed[i:j])
 
-        numbers = 2 * (self.stop - self.first) * attn.head_dim
+        numbers = 2 * (stop - first) * attn.head_dim
         for_rows(attended, len(queries), numbers * x.itemsize, KEY_NS * numbers * queries.shape[1])
-        out, bias = np.empty_like(x), attn.output_proj.bias
+        bias, out = attn.output_proj.bias, np.empty_like(x)
         x = x if bias is None else x + bias.data
         end(x, mixed.reshape(b - a, -1), o, block.ln2.weight.data, block.ln2.eps, w1, w3, w2, out)
         return out
@@ -152,10 +149,8 @@ class _Step:
 def _add_traits(attn: Any, joined: Array) -> None:
     """Biases of the projections, and norms of the heads of queries and keys, in place."""
     heads, shared = attn.num_heads, attn.num_kv_heads
-    parts = joined[:, :heads], joined[:, heads : heads + shared], joined[:, heads + shared :]
-    for part, layer, norm in zip(
-        parts, (attn.q_proj, attn.k_proj, attn.v_proj), (attn.q_norm, attn.k_norm, None), strict=True
-    ):
+    q, k, v = joined[:, :heads], joined[:, heads : heads + shared], joined[:, heads + shared :]
+    for part, layer, norm in (q, attn.q_proj, attn.q_norm), (k, attn.k_proj, attn.k_norm), (v, attn.v_proj, None):
         if layer.bias is not None:
             part += layer.bias.data.reshape(part.shape[1:])
         if norm is not None:
@@ -172,7 +167,7 @@ def normalized(norm: Any, x: Tensor) -> Tensor:
 
 def logits(head: Any, x: Tensor) -> Tensor:
     """``head(x)`` of rows (batch, d_model), by the product that is fast for a few of them where nothing watches it."""
-    weight = getattr(head, "weight", None)
+    weight: Any = getattr(head, "weight", None)
     fit = type(x) is Tensor and x.ndim == 2 and is_quiet()
     if not (fit and is_plain(head, Linear) and _are_plain([weight], x)):
         return head(x)  # type: ignore[no-any-return]
@@ -214,14 +209,14 @@ def project(x: Array, norm: Array, eps: float, q: Array, k: Array, v: Array, out
 
 
 def _place(x: Array, cos: Any, sin: Any, half: bool, at: int, queries: Array, keys: Array, values: Array) -> None:
-    batch, groups, size = len(x), *keys.shape[::2]
-    shared = groups // batch
+    batch, size = len(x), x.shape[2]
+    shared = len(keys) // batch
     pair, v = x[:, :-shared], x[:, -shared:]
     if cos is not None:
         pair = turned(pair[:, :, None], cos[:, None, None], sin[:, None, None], "half" if half else "interleaved")
         pair = pair.reshape(batch, -1, size)
     queries[:] = pair[:, :-shared].reshape(queries.shape)
-    keys[:, at], values[:, at] = pair[:, -shared:].reshape(groups, size), v.reshape(groups, size)
+    keys[:, at], values[:, at] = pair[:, -shared:].reshape(-1, size), v.reshape(-1, size)
 
 
 @loop(_place)

@@ -75,17 +75,16 @@ def few_rows(x: Array, w: Array, out: Array, column: int) -> None:
     BLAS copies a matrix before it multiplies, which pays off where many rows are multiplied. Here sixteen sums stay in
     registers, of four rows of x and four of w; while these are multiplied the next four of w are fetched.
     """
-    numbers, width, passes = w.ravel(), w.shape[1], len(x) // 4
+    numbers, size, passes = w.ravel(), 4 * w.shape[1], len(x) // 4
     for i in range(0, len(w) - 3, 4):
         for p in range(passes):
-            for ahead in range(
-                (i + 4) * width + p * 4 * width // passes, (i + 4) * width + (p + 1) * 4 * width // passes, LINE
-            ):
+            following = i // 4 * size + size
+            for ahead in range(following + p * size // passes, following + (p + 1) * size // passes, LINE):
                 prefetch(numbers, ahead)
             _sixteen(x, 4 * p, w, i, out, column)
         for b in range(4 * passes, len(x)):
             _four(x[b], w, i, out[b], column)
-    for i in range(len(w) // 4 * 4, len(w)):
+    for i in range(len(w) - len(w) % 4, len(w)):
         for b in range(len(x)):
             out[b, column + i] = dot(w[i], x[b])
 
@@ -119,13 +118,11 @@ def _four(x: Array, w: Array, i: int, out: Array, column: int) -> None:
 
 def few_products(x: Array, out: Array, *weights: Array) -> None:
     """``out = x wᵀ`` of a few rows, for each w, beside each other; threads take pieces of large matrices."""
-    total = sum(w.size for w in weights)
-    large = few_rows_ns(len(x), total) >= MIN_PARALLEL_NS
-    column = 0
-    tasks = []
+    work_ns = few_rows_ns(len(x), sum(w.size for w in weights))
+    tasks, column = [], 0
     for w in weights:
-        step = max(PIECE_ROWS, even_step(len(w), len(w) / MOST_PIECES)) if large else len(w)
-        tasks += [partial(few_rows, x, w[i : i + step], out, column + i) for i in range(0, len(w), step)]
+        piece = len(w) if work_ns < MIN_PARALLEL_NS else max(PIECE_ROWS, even_step(len(w), len(w) / MOST_PIECES))
+        tasks += [partial(few_rows, x, w[i : i + piece], out, column + i) for i in range(0, len(w), piece)]
         column += len(w)
     with blas_threads(1):
-        run(tasks, few_rows_ns(len(x), total))
+        run(tasks, work_ns)

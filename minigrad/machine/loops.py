@@ -10,7 +10,8 @@ A tile of a NumPy kernel makes a pass over the cache for every operation; a loop
 Where all arrays are contiguous, and float32 if they hold fractions, the loop runs; else the NumPy tile, with the same
 arguments. A loop is plain Python in numba's subset. Its literals and its arguments of type float are float32; whole
 numbers only index. It releases the interpreter's lock, and the pool of ``parallel`` shares out the tiles. ``contract``
-lets a product and a sum be rounded once; nothing else of the mathematics may change, but for the order of ``dot``.
+lets a product and a sum be rounded once; nothing else of the mathematics may change, but for the order of sums in
+helpers that allow it, such as ``dot``.
 
 What was compiled is kept on the disk. numba looks only at the file of a function to see whether it has changed, so
 each loop has a folder named by a hash of its code and of all that it calls.
@@ -338,7 +339,7 @@ def sigmoid(x: Any) -> Any:
 
 @helper("reassoc", "nsz")
 def dot(a: Any, b: Any) -> Any:
-    """Σ a b, in an order that lets the processor add vectors: the one place where sums are reordered."""
+    """Σ a b, in an order that lets the processor add vectors."""
     total = np.float32(0)
     for i in range(a.size):
         total += a[i] * b[i]
@@ -354,15 +355,18 @@ def prefetch(numbers: Any, i: int) -> None:
 
 
 def _intrinsic() -> Any:
-    """``prefetch`` as numba compiles it: an instruction of LLVM."""
-    from llvmlite import ir
+    """``prefetch`` as numba compiles it: an instruction of LLVM. The hash of a loop has the name alone, not this code."""
     from numba import types
+    from numba.core import cgutils
     from numba.extending import intrinsic
+
+    tools: Any = cgutils
+    ir = tools.ir
 
     def typed(_: Any, numbers: Any, i: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             data = context.make_array(numbers)(context, builder, args[0]).data
-            address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+            address = builder.bitcast(builder.gep(data, [args[1]]), tools.voidptr_t)
             number = ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
             function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)

@@ -91,6 +91,31 @@ def test_a_position_equals_the_whole_text_without_a_cache(taken):
     assert taken
 
 
+@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}, KINDS["biases and norms of heads"]])
+@pytest.mark.parametrize(("small", "padded"), [(True, True), (True, False), (False, True)])
+def test_threads_share_sequences_or_matrices_and_change_no_bit(taken, monkeypatch, options, small, padded):
+    """As they do in wide models: sequences of usual matrices, else the rows of large ones."""
+    model, tokens = model_of(**options), np.random.default_rng(4).integers(0, 19, (19, 6))
+    padding = np.arange(19) % 3 if padded else None
+    expected, threads, found = (
+        ordinary(monkeypatch, lambda: logits_of(model, tokens, padding)),
+        mg.get_num_threads(),
+        [],
+    )
+    shared, run = [], decoding.run
+    monkeypatch.setattr(decoding, "MIN_PARALLEL_NS", 1 if small else 0)
+    monkeypatch.setattr(decoding, "NS_PER_WEIGHT", 0 if small else 1)
+    monkeypatch.setattr(decoding, "run", lambda tasks, *_: shared.append(len(tasks)) or run(tasks))
+    for count in (1, 2):
+        mg.set_num_threads(count)
+        found.append(logits_of(model, tokens, padding))
+    mg.set_num_threads(threads)
+    assert shared == ([3] * 6 if small else [])
+    assert found[0].tobytes() == found[1].tobytes()
+    tolerance = 32 * np.finfo(found[0].dtype).eps * abs(expected).max()
+    np.testing.assert_allclose(found[0], expected, rtol=0, atol=tolerance)
+
+
 def watched(model, seen):
     """What makes a model's first block run its operations, by name; a hook writes to ``seen``."""
     block = model.layers[0]

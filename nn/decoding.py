@@ -180,7 +180,11 @@ def logits(head: Any, x: Tensor) -> Tensor:
 
 def _are_plain(parameters: Iterable[Any], x: Tensor) -> bool:
     """Whether these are arrays of NumPy in the dtype of x, float32 or float64."""
-    return x.dtype.char in "fd" and all(type(p.data) is np.ndarray and p.dtype == x.dtype for p in parameters)
+    dtype = x.dtype
+    for parameter in parameters:
+        if type(data := parameter.data) is not np.ndarray or data.dtype != dtype:
+            return False
+    return dtype.char in "fd"
 
 
 # ---- the steps ------------------------------------------------------------------------------------------------------

@@ -71,7 +71,8 @@ def generate(
         text = Continuation(model, prompts, max_new_tokens, source, sinks)
         for step in range(max_new_tokens):
             logits = text.next_logits()
-            check_stops(stops, logits.shape[-1])
+            if not step:
+                check_stops(stops, logits.shape[-1])
             seen = text.seen(logits.shape[-1]) if repetition_penalty != 1 else None
             if draw is None:
                 new = likeliest(logits, repetition_penalty, seen)
@@ -81,7 +82,7 @@ def generate(
             new = np.where(ended, stops[0], new) if ended.any() else new
             text.append(new)
             stopped = callback is not None and callback(int(new[0]) if ndim == 1 else new) is True
-            for row in np.flatnonzero(np.isin(new, stops) & ~ended):
+            for row in np.flatnonzero(np.isin(new, stops) & ~ended) if stops.size else ():
                 ended[row], lengths[row] = True, len(prompts[row]) + step + 1
             if stopped or ended.all():
                 break

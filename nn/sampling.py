@@ -132,10 +132,9 @@ def likeliest(logits: Any, penalty: float = 1.0, seen: Any = None) -> Array:
     """The likeliest token of each row, the lowest id of equal ones: the one that temperature 0 leaves."""
     raw = to_numpy(asarray(logits).data)
     x = raw if penalty == 1 and raw.ndim and raw.shape[-1] else _penalized(logits, penalty, seen)
-    found = x.argmax(axis=-1)  # of NaN, where there is one
-    if not np.isfinite(np.take_along_axis(x, found[..., None], axis=-1)).all():
+    if not np.isfinite(x.max(axis=-1)).all():
         raise _not_finite()
-    return found
+    return x.argmax(axis=-1)
 
 
 def drawn(probabilities: Array, draw: np.random.Generator) -> Array:

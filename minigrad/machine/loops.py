@@ -355,7 +355,7 @@ def prefetch(numbers: Any, i: int) -> None:
 
 
 def _intrinsic() -> Any:
-    """``prefetch`` as numba compiles it: an instruction of LLVM. The hash of a loop has the name alone, not this code."""
+    """``prefetch`` as numba compiles it: an instruction of LLVM. A loop's hash has its name alone."""
     from numba import types
     from numba.core import cgutils
     from numba.extending import intrinsic

@@ -22,7 +22,7 @@ from minigrad.kernels.normed_rows import normed
 from minigrad.kernels.products import LINE, NS_PER_WEIGHT, few_products, few_rows, few_rows_ns
 from minigrad.kernels.rope import turned
 from minigrad.kernels.swiglu_ffn import units
-from minigrad.machine.loops import dot, exp, loop, prefetch
+from minigrad.machine.loops import dot, exp, is_compiled, loop, prefetch
 from minigrad.machine.parallel import MIN_PARALLEL_NS, even_step, for_rows, run
 from minigrad.tensor import Tensor
 from .activation import Dropout
@@ -88,7 +88,8 @@ def position(blocks: Sequence[Any], x: Tensor, mask: Any, positions: Any, cache:
         out[a:b] = part
 
     count = len(rows)
-    share = count if any(step.large for step in steps) else even_step(count, SHARE)
+    whole = any(step.large for step in steps) or not is_compiled()  # BLAS would copy each matrix for each share
+    share = count if whole else even_step(count, SHARE)
     work = few_rows_ns(count, sum(step.size for step in steps))
     if share == count or work < MIN_PARALLEL_NS:
         body(0, count)

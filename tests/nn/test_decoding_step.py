@@ -110,7 +110,7 @@ def test_threads_share_sequences_or_matrices_and_change_no_bit(taken, monkeypatc
         mg.set_num_threads(count)
         found.append(logits_of(model, tokens, padding))
     mg.set_num_threads(threads)
-    assert shared == ([3] * 6 if small else [])
+    assert shared == ([3] * 6 if small and mg.is_compiled() else [])
     assert found[0].tobytes() == found[1].tobytes()
     tolerance = 32 * np.finfo(found[0].dtype).eps * abs(expected).max()
     np.testing.assert_allclose(found[0], expected, rtol=0, atol=tolerance)

@@ -116,6 +116,13 @@ class KVCache:
 
         The sinks, which stand before, are seen besides.
         """
+        rooms, first, stop = self.room(attention, k, v)
+        for room, new in zip(rooms, (k, v), strict=True):
+            room[..., stop - k.shape[-2] : stop, :] = array_of(new)
+        return rooms, first, stop
+
+    def room(self, attention: Any, k: Any, v: Any) -> tuple[tuple[Array, Array], int, int]:
+        """``hold`` for such keys and values, which the caller will write, as the last ones before ``stop``."""
         stop, window = self.length + k.shape[-2], self._window(attention, k.shape[-2])
         gone = int(max(0, self.length + 1 - window - self.sinks))
         held = self._own.get(attention)
@@ -124,10 +131,7 @@ class KVCache:
             raise ShapeError(expected, f"{k.shape[:-2]}", "reset() the cache for another batch")
         if held is None or stop - held.gone > held.rooms[0].shape[-2]:
             size = max(stop - gone, int(min(self.max_length, self.sinks + 2 * window)))
-            held = self._moved(held, k, v, size, gone)
-        for room, new in zip(held.rooms, (k, v), strict=True):
-            room[..., self.length - held.gone : stop - held.gone, :] = array_of(new)
-        self._own[attention] = held
+            held = self._own[attention] = self._moved(held, k, v, size, gone)
         return held.rooms, gone - held.gone, stop - held.gone
 
     def _window(self, attention: Any, count: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from minigrad import asarray
-from minigrad.backend import Array, array_module, array_of
+from minigrad.backend import Array, array_module, to_device
 from minigrad.errors import ArgumentError, GraphError, NonFiniteError
 from minigrad.kernels.blocks import LAYOUTS, block_product, decoded, encoded, scales
 from minigrad.kernels.embedding import check_range
@@ -70,10 +70,10 @@ class QuantizedEmbedding(Quantized, Embedding):
 
     def forward(self, ids: TensorLike) -> Tensor:
         """The rows of ``ids``, float32; only these are made of blocks."""
-        wanted: Any = array_of(as_ids(ids, self.weight.device))
+        wanted = as_ids(ids, self.weight.device)
         check_range(wanted, self.num_embeddings, "id")
-        rows = decoded(self.weight.data[wanted.reshape(-1)], self.layout)
-        return asarray(rows.reshape(*wanted.shape, self.embedding_dim))
+        blocks = self.weight.data[to_device(wanted.reshape(-1), self.weight.device)]
+        return asarray(decoded(blocks, self.layout).reshape(*wanted.shape, self.embedding_dim))
 
 
 class AdaptedQuantizedLinear(AdaptedLinear, QuantizedLinear):

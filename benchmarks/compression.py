@@ -83,20 +83,25 @@ def distances(model: nn.TransformerLM, other: nn.TransformerLM, count: int | Non
 def bytes_of(model: nn.TransformerLM, file: Path) -> dict[str, int]:
     """The bytes of a checkpoint of the model, and those of its arrays in memory."""
     mg.save(file, model.state_dict())
-    return {"file": file.stat().st_size, "weights": sum(t.nbytes for t in [*model.parameters(), *model.buffers()])}
+    return {"file": file.stat().st_size, "weights": sum(t.data.nbytes for t in [*model.parameters(), *model.buffers()])}
 
 
 def resident(kind: str, quick: bool) -> float:
-    """Megabytes that a model takes in a process of its own, after it has read a token."""
-    before = measuring.resident_mb()
-    with hollow():
-        model = nn.TransformerLM(**(SMALL if quick else LARGE))
-    for parameter in model.parameters():
-        parameter.requires_grad = False
-    quantized(model, kind)
-    for parameter in model.parameters():
-        parameter._data = np.ones(parameter.shape, np.float32)
-    model.eval().next_logits([[1]], nn.KVCache(model, 16))
+    """Megabytes that a model takes in a process of its own, with what a token needs.
+
+    A small model goes first, for what Python and compiled loops take once.
+    """
+    held = []
+    for sizes in (SMALL, SMALL if quick else LARGE):
+        measuring.trim()
+        before = measuring.resident_mb()
+        with hollow():
+            model = nn.TransformerLM(**sizes)
+        quantized(model, kind)
+        for parameter in model.parameters():
+            parameter._data = np.ones(parameter.shape, np.float32)
+        model.eval().next_logits([[1]], nn.KVCache(model, 16))
+        held.append(model)
     measuring.trim()
     return measuring.resident_mb() - before
 

@@ -67,7 +67,6 @@ def distances(model: nn.TransformerLM, other: nn.TransformerLM, count: int | Non
         same += list((p.argmax(2) == q.argmax(2)).mean(1))
     found = np.array(losses)
     more = found[:, 1] - found[:, 0]
-    error = lambda x: float(np.std(x, ddof=1) / np.sqrt(len(x)))
     perplexities = np.exp(found.mean(0))
     return {
         "windows": len(windows),
@@ -78,6 +77,11 @@ def distances(model: nn.TransformerLM, other: nn.TransformerLM, count: int | Non
         "kl_error": error(apart),
         "same": float(np.mean(same)),
     }
+
+
+def error(values: Any) -> float:
+    """The standard error of a mean."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def bytes_of(model: nn.TransformerLM, file: Path) -> dict[str, int]:
@@ -165,15 +169,15 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / ("quick.json" if options.quick else "results.json")
     state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"found": {}, "times": {}}
-    make = lambda: model_of(None if options.quick else options.checkpoint)
+    run = None if options.quick else options.checkpoint
     for kind in KINDS:
         if options.timing:
-            state["times"][kind] = token_ms(quantized(make(), kind), 0.01 if options.quick else 5)
+            state["times"][kind] = token_ms(quantized(model_of(run), kind), 0.01 if options.quick else 5)
         elif kind not in state["found"]:
             print(f"{kind} …", file=sys.stderr)
-            other = quantized(make(), kind)
+            other = quantized(model_of(run), kind)
             state["found"][kind] = {
-                **distances(make(), other, 8 if options.quick else None),
+                **distances(model_of(run), other, 8 if options.quick else None),
                 **bytes_of(other, options.folder / f"{kind}.safetensors"),
                 "resident": resident_apart(kind, options.quick),
             }

@@ -28,7 +28,7 @@ from text import corpus as texts
 from text.corpus import Corpus
 from text.models import METHODS, Language, Learned, adapted, context_problems, fingerprint, open_language
 from text.tokenizers import encode_prompt
-from train_lm import TextFlags, check_corpus, export_of, learn, prompt_ids
+from train_lm import TextFlags, check_corpus, exports_of, learn, prompt_ids
 from training.console import run_program
 from training.flags import (
     FlagErrors,
@@ -126,9 +126,10 @@ class Config(TextFlags):
             problems.append(f"{spelling(name)}: expected --method {fitting} with it, got {self.method}")
         if self.method == "prefix" and self.prefix_text and self.prefix_length:
             problems.append("--prefix-length: expected none beside --prefix-text, whose tokens are counted")
-        if self.export_hf and self.method in ("adapters", "prefix"):
-            got = f"{self.method}, which transformers hasn't; OUT/adapter is saved alone"
-            problems.append(f"--export-hf: expected --method full or lora, got {got}")
+        for name, theirs in (("export_hf", "transformers"), ("export_gguf", "llama.cpp")):
+            if getattr(self, name) and self.method in ("adapters", "prefix"):
+                got = f"{self.method}, which {theirs} hasn't; OUT/adapter is saved alone"
+                problems.append(f"{spelling(name)}: expected --method full or lora, got {got}")
         files = [Path(file) for file in self.data or []]
         return problems + (texts.reading_problems(files, "byte", None) if files else [])
 
@@ -246,7 +247,7 @@ def finetune(config: Config, run: Run) -> int:
     term = term_of(config, base.model, old)
     mg.random.seed(config.seed)
     saved = prepared(config, run, base)
-    export = export_of(config, run, corpus)
+    exports = exports_of(config, run, corpus)
     model = base.model.train()
     replayed = functools.partial(nn.Replay, reservoir=old, share=config.replay) if config.replay else None
     status = learn(config, run, model, corpus, saved, term, replayed)
@@ -254,9 +255,9 @@ def finetune(config: Config, run: Run) -> int:
         assert run.folder
         nn.save_adapter(model, run.folder / "adapter", base_model=run.about["base"]["path"])
         print(f"saved {run.folder / 'adapter'}, for --adapter of generate.py and evaluate.py")
-    if export:
-        if saved is not None:
-            nn.merge_adapters(model)
+    if exports and saved is not None:
+        nn.merge_adapters(model)
+    for export in exports:
         print(export.write(model))
     return status
 

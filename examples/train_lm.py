@@ -26,6 +26,7 @@ if __name__ == "__main__":
 import numpy as np
 from text import corpus as texts
 from text.corpus import Corpus, RandomBlocks
+from text.gguf_export import GgufExport
 from text.hf_export import HfExport
 from text.tokenizers import MADE, TOKENIZER, Ids, encode_prompt
 from training import loop as training_loop
@@ -51,6 +52,7 @@ from training.run import Run, check_loss, open_run, perplexity
 import minigrad as mg
 import nn
 from minigrad.errors import ArgumentError
+from nn.compressing.gguf import TYPES as GGUF_TYPES
 from nn.feedforward import swiglu_width
 from nn.transformer import RECOMPUTED
 
@@ -72,6 +74,8 @@ class TextFlags(TrainingFlags):
     export_hf: str | None = transient_flag(
         None, kept_path, "folder to write the final model to, for Hugging Face's transformers"
     )
+    export_gguf: str | None = transient_flag(None, kept_path, "GGUF file to write the final model to, for llama.cpp")
+    gguf_weights: str = transient_flag("float16", one_of(*GGUF_TYPES), "numbers of the matrices in it")
     temperature: float = changeable_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
 
 
@@ -282,19 +286,26 @@ def train(config: Config, run: Run) -> int:
     corpus = read_data(config, run)
     mg.random.seed(config.seed)
     model = build_model(config, corpus.tokenizer.vocab_size, run)
-    export = export_of(config, run, corpus)
+    exports = exports_of(config, run, corpus)
     status = learn(config, run, model, corpus)
-    if export:
+    for export in exports:
         print(export.write(model))
     return status
 
 
-def export_of(config: TextFlags, run: Run, corpus: Corpus) -> HfExport | None:
-    """The folder that --export-hf names, looked at before the training."""
-    if not config.export_hf or mg.distributed.rank():
-        return None
-    ours = run.checkpoint is not None and run.checkpoint.meta["config"].get("export_hf") == config.export_hf
-    return HfExport(Path(config.export_hf), corpus.tokenizer, config.overwrite or ours)
+def exports_of(config: TextFlags, run: Run, corpus: Corpus) -> list[HfExport | GgufExport]:
+    """What --export-hf and --export-gguf name, looked at before the training."""
+    if mg.distributed.rank():
+        return []
+    found: list[HfExport | GgufExport] = []
+    before = {} if run.checkpoint is None else run.checkpoint.meta["config"]
+    if config.export_hf:
+        ours = config.overwrite or before.get("export_hf") == config.export_hf
+        found.append(HfExport(Path(config.export_hf), corpus.tokenizer, ours))
+    if config.export_gguf:
+        ours = config.overwrite or before.get("export_gguf") == config.export_gguf
+        found.append(GgufExport(Path(config.export_gguf), config.gguf_weights, corpus.tokenizer, ours))
+    return found
 
 
 def learn(

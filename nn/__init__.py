@@ -34,6 +34,7 @@ from .batch_norm import BatchNorm1d, BatchNorm2d
 from .batches import batches
 from .beam_search import Beam, beam_search
 from .cache import KVCache
+from .compressing import quantize, save_gguf
 from .containers import ModuleDict, ModuleList, Sequential
 from .convolution import (
     AvgPool1d,
@@ -130,7 +131,9 @@ __all__ = [
     "padding_mask",
     "perplexity",
     "prefixes",
+    "quantize",
     "save_adapter",
+    "save_gguf",
     "save_llama",
     "save_pretrained",
     "set_adapter",

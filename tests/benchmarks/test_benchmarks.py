@@ -13,6 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import accuracy
 import adapting
+import compression
 import forgetting
 import op_cost
 from alternate import median_interval
@@ -136,3 +137,20 @@ def test_a_study_of_adapting_runs_and_goes_on_where_it_was_stopped(study, tmp_pa
     again = capsys.readouterr().out
     assert "seed 1:" in first and "seed" not in again.split("range")[0]  # nothing is computed twice
     assert first.split("| way")[1] == again.split("| way")[1]
+
+
+def test_the_measurement_of_compression_runs_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys) -> None:
+    threads = mg.get_num_threads()
+    monkeypatch.setattr(sys, "argv", ["compression.py", "--quick", "--folder", str(tmp_path)])
+    monkeypatch.setattr(compression, "KINDS", ("float32", "q4_0"))
+    monkeypatch.setattr(compression, "resident_apart", lambda kind, quick: 1.0)  # seconds to start each process
+    compression.main()
+    first = capsys.readouterr()
+    compression.main()
+    again = capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--timing"])
+    compression.main()
+    mg.set_num_threads(threads)
+    assert "q4_0 …" in first.err and not again.err and first.out == again.out
+    assert "+0.0000 ± 0.0000 | 0.00000 ± 0.00000 | 100.0 %" in first.out
+    assert capsys.readouterr().out.count("\n| q4_0") == 1

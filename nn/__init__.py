@@ -30,6 +30,7 @@ from .batch_norm import BatchNorm1d, BatchNorm2d
 from .batches import batches
 from .beam_search import Beam, beam_search
 from .cache import KVCache
+from .compressing import distillation_loss
 from .containers import ModuleDict, ModuleList, Sequential
 from .convolution import (
     AvgPool1d,
@@ -109,6 +110,7 @@ __all__ = [
     "causal_mask",
     "delete_adapter",
     "disable_adapters",
+    "distillation_loss",
     "functional",
     "functional_call",
     "generate",

@@ -34,7 +34,7 @@ from .batch_norm import BatchNorm1d, BatchNorm2d
 from .batches import batches
 from .beam_search import Beam, beam_search
 from .cache import KVCache
-from .compressing import quantize, save_gguf
+from .compressing import distillation_loss, quantize, save_gguf
 from .containers import ModuleDict, ModuleList, Sequential
 from .convolution import (
     AvgPool1d,
@@ -117,6 +117,7 @@ __all__ = [
     "causal_mask",
     "delete_adapter",
     "disable_adapters",
+    "distillation_loss",
     "fisher",
     "functional",
     "functional_call",

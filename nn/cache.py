@@ -106,23 +106,19 @@ class KVCache:
         what is dropped depends on the positions that count alone.
         """
         _check_unrecorded(k, v)
-        _, first, stop = self.hold(attention, k, v)
+        rooms, first, stop = self.hold(attention, k, v)
+        for room, new in zip(rooms, (k, v), strict=True):
+            room[..., stop - k.shape[-2] : stop, :] = array_of(new)
         held = self._own[attention]
         k, v = held.upto(stop + held.gone, first + held.gone, self.sinks)
         return asarray(k), asarray(v)
 
     def hold(self, attention: Any, k: Any, v: Any) -> tuple[tuple[Array, Array], int, int]:
-        """``extend`` in place: the rooms (..., heads, size, d) of a layer, and from where to where the new ones see.
+        """Where keys and values such as these belong, for a caller that writes them there, as ``extend`` does.
 
-        The sinks, which stand before, are seen besides.
+        The rooms (..., heads, size, d) of a layer, and from where to where the new ones see, which are the last before
+        ``stop``. The sinks, which stand before, are seen besides.
         """
-        rooms, first, stop = self.room(attention, k, v)
-        for room, new in zip(rooms, (k, v), strict=True):
-            room[..., stop - k.shape[-2] : stop, :] = array_of(new)
-        return rooms, first, stop
-
-    def room(self, attention: Any, k: Any, v: Any) -> tuple[tuple[Array, Array], int, int]:
-        """``hold`` for such keys and values, which the caller will write, as the last ones before ``stop``."""
         stop, window = self.length + k.shape[-2], self._window(attention, k.shape[-2])
         gone = int(max(0, self.length + 1 - window - self.sinks))
         held = self._own.get(attention)

@@ -111,7 +111,7 @@ class _Step:
         self.large = self.size * NS_PER_WEIGHT >= 2 * MIN_PARALLEL_NS
         shared, size = attn.num_kv_heads, attn.head_dim
         new = np.empty((len(rows), shared, 1, size), rows.dtype)
-        rooms, self.first, self.stop = cache.room(attn, new, new)
+        rooms, self.first, self.stop = cache.hold(attn, new, new)
         self.keys, self.values = (room.reshape(-1, *room.shape[2:]) for room in rooms)
         self.seen = None if mask is None else np.repeat(mask[:, 0, 0, self.first - self.stop :], shared, axis=0)
         rope = attn.rope

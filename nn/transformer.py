@@ -89,7 +89,7 @@ class TransformerBlock(Module):
         cache: KVCache | None = None,
     ) -> Tensor:
         """The block applied to ``x`` (..., T, d_model); the other arguments are those of MultiHeadAttention."""
-        if cache is not None and self.is_quick(x, attn_mask, positions, cache):
+        if cache is not None and self._is_quick(x, attn_mask, positions, cache):
             return decoding.position([self], x, attn_mask, positions, cache)
         check_sequences(x)
         options: dict[str, Any] = {
@@ -129,10 +129,10 @@ class TransformerBlock(Module):
             out = F.swiglu_ffn(x, gate, up, down, norm.weight, norm.eps, ffn.recompute)
         return out
 
-    def is_quick(self, x: Tensor, mask: Any, positions: Any, cache: KVCache) -> bool:
+    def _is_quick(self, x: Tensor, mask: Any, positions: Any, cache: KVCache) -> bool:
         """Whether ``decoding.position`` may do the block's work, since nothing watches what is in it."""
-        plain = decoding.fits(self, x, mask, positions, cache) and self._plain_projections(x) and self._plain_units(x)
-        return bool(plain)
+        plain = self._plain_projections(x) and self._plain_units(x)
+        return bool(plain) and decoding.fits(self, x, mask, positions, cache)
 
     def _plain_projections(self, x: Tensor) -> list[Linear]:
         """The projections of x, empty if anything watches or changes one of them, or the norm before."""
@@ -307,7 +307,7 @@ class TransformerLM(Module):
 
         def is_quick(layer: Any) -> bool:
             plain = cache is not None and is_plain(layer, TransformerBlock)
-            return plain and layer.is_quick(x, mask, positions, cache)
+            return plain and layer._is_quick(x, mask, positions, cache)
 
         for quick, layers in groupby(self.layers, is_quick):
             if quick:

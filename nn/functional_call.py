@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,8 +24,8 @@ def functional_call(module: Module, parameters: Mapping[str, Any], *args: Any, *
 
     All parameters must be there, a tied one under one of its names; buffers may be. Arrays are constants;
     gradients flow to Tensors. Names that are missing or unknown, and wrong shapes, are listed in one StateError.
-    Afterwards the module has its own again, also if it failed, so no other thread may use it meanwhile. What it assigns
-    to its buffers is forgotten where they were given.
+    Afterwards the module has its own again, also if it failed. Calls of several threads for one module take turns;
+    in another way no thread may use it meanwhile. What it assigns to its buffers is forgotten where they were given.
 
     >>> import minigrad as mg
     >>> import nn
@@ -36,24 +38,32 @@ def functional_call(module: Module, parameters: Mapping[str, Any], *args: Any, *
     if not isinstance(module, Module) or not isinstance(parameters, Mapping):
         got, hint = f"{describe(module)} and {describe(parameters)}", "dict(model.named_parameters()) is one"
         raise CallError("a module, and a dict of its parameters", got, hint)
-    places = _places(module)
-    given = _checked(module, parameters, places)
-    with within(functools.partial(_in_place, given, places)):
-        return module(*args, **kwargs)
+    with _GUARD:
+        turn = _TURNS.setdefault(module, threading.RLock())
+    with turn:
+        places = _places(module)
+        given = _checked(module, parameters, places)
+        with within(functools.partial(_in_place, turn, given, places)):
+            return module(*args, **kwargs)
+
+
+_GUARD = threading.Lock()
+_TURNS: WeakKeyDictionary[Module, Any] = WeakKeyDictionary()  # a lock for each module that was called
 
 
 @contextmanager
-def _in_place(given: Mapping[str, Tensor], places: Mapping[str, Any]) -> Iterator[None]:
-    """The given tensors in the places of a module's own, which come back afterwards."""
-    before = [(attributes, key, attributes[key]) for name in given for attributes, key in places[name]]
-    try:
-        for name, value in given.items():
-            for attributes, key in places[name]:
+def _in_place(turn: Any, given: Mapping[str, Tensor], places: Mapping[str, Any]) -> Iterator[None]:
+    """The given tensors in the places of a module's own, which come back afterwards; other threads wait."""
+    with turn:
+        before = [(attributes, key, attributes[key]) for name in given for attributes, key in places[name]]
+        try:
+            for name, value in given.items():
+                for attributes, key in places[name]:
+                    attributes[key] = value
+            yield
+        finally:
+            for attributes, key, value in before:
                 attributes[key] = value
-        yield
-    finally:
-        for attributes, key, value in before:
-            attributes[key] = value
 
 
 def _places(module: Module) -> dict[str, list[tuple[dict[str, Any], str]]]:

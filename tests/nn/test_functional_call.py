@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -197,3 +199,29 @@ def test_swiglu_that_recomputes_is_a_function_of_its_parameters() -> None:
     slopes = [mg.grad(lambda p, m=m: nn.functional_call(m, p, x).sum())(p) for m in layers]
     for name in p:
         np.testing.assert_allclose(slopes[1][name].numpy(), slopes[0][name].numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["forward", "run again"])
+def test_threads_take_turns_on_one_module(again: bool) -> None:
+    """Each is in the middle of its call while others ask for the module, forward or when it runs again."""
+    waiting, inside = threading.Event(), [0, 0]
+
+    class Slow(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            inside[0] += 1
+            inside[1] = max(inside)
+            waiting.wait(0.02)
+            out = super().forward(x)
+            inside[0] -= 1
+            return out
+
+    model = Slow(1, 1, bias=False).to(dtype="float64")
+    recompute = mg.checkpoint if again else lambda fn, x: fn(x)
+
+    def slope(factor: float) -> float:
+        loss = lambda p: recompute(lambda x: nn.functional_call(model, p, x) ** 2, mg.ones((1, 1))).sum()
+        return float(mg.grad(loss)({"weight": np.array([[factor]])})["weight"].item())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(slope, [1.0, 2.0, 3.0, 4.0])) == [2.0, 4.0, 6.0, 8.0]
+    assert inside == [0, 1]

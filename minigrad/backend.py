@@ -14,6 +14,7 @@ from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 
+from minigrad import captures
 from minigrad.errors import DeviceError, DTypeError, OutOfMemoryError
 
 # Arrays as users see them: NumPy's; CuPy's, on a GPU, has the same methods. As functions on arrays see them: NumPy's,
@@ -167,16 +168,16 @@ def load_cupy() -> Any:
     except ImportError as error:
         raise DeviceError("a CuPy that can be imported", str(error), f"a library is missing: {_LIBRARIES}") from error
     if cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc:  # not one that the user chose
-        cupy.cuda.set_allocator(functools.partial(_allocate, cupy))
+        cupy.cuda.set_allocator(functools.partial(allocate, cupy, cupy.get_default_memory_pool()))
     return cupy
 
 
 _LIBRARIES = "pip install -e '.[cuda]' brings CUDA's for CUDA 12, '.[cuda13]' for 13"
 
 
-def _allocate(cupy: Any, size: int) -> Any:
-    """Memory of CuPy's pool, which is tried twice; an error that gives the sizes where it is full again."""
-    pool, full = cupy.get_default_memory_pool(), cupy.cuda.memory.OutOfMemoryError
+def allocate(cupy: Any, pool: Any, size: int) -> Any:
+    """Memory of a pool of CuPy's, which is tried twice; an error that gives the sizes where it is full again."""
+    full = cupy.cuda.memory.OutOfMemoryError
     try:
         return pool.malloc(size)
     except full:
@@ -289,6 +290,8 @@ def to_device(array: Array, device: str) -> Array:
     if device == "cpu":
         return to_numpy(array)
     with use_device(device) as xp:
+        if isinstance(array, np.ndarray) and array.ndim:  # CuPy makes a launch of a number, and an upload of all else
+            return captures.uploaded(xp, lambda: array, array)
         return xp.asarray(array)
 
 

@@ -120,7 +120,7 @@ def dropout(x: Operand[X], p: float = 0.5, training: bool = True, generator: Any
     given = as_operand(given)
     if not is_floating(given.dtype):
         raise DTypeError("floating-point numbers to drop from", describe(given), "astype('float32') first")
-    return drop(given, p, int(random.generator(generator).integers(2**63)))
+    return drop(given, p, random.draw_seed(generator))
 
 
 @explained
@@ -154,7 +154,7 @@ def scaled_dot_product_attention(
     [[3.    ]
      [3.8808]]
     """
-    seed = int(random.generator().integers(2**63)) if dropout_p else 0
+    seed = random.draw_seed() if dropout_p else 0
     queries, keys, values = (as_operand(x) for x in (q, k, v))
     mask = None if attn_mask is None else as_operand(attn_mask)
     return attention(queries, keys, values, mask, is_causal, scale, dropout_p, seed, window, pattern)

@@ -1,0 +1,262 @@
+"""A step as a CUDA graph: captured once, and replayed by one call of the driver.
+
+The first call of a :class:`Graph` runs the step as it is, so that kernels are compiled and moments exist. The second
+captures it on a stream and with a memory pool of its own. From then on a call fills the places of the arguments, does
+the host's part of the step (``captures.py``), and launches the graph on the current stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import numpy as np
+
+from minigrad import captures
+from minigrad.backend import allocate, array_of, is_array, is_on_gpu, load_cupy
+from minigrad.captures import Capture, Refusal
+from minigrad.errors import DeviceError, ShapeError
+from minigrad.machine.cublas import Products
+from minigrad.messages.explain import OURS
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ALONE = "a step that the GPU does without the host, in mg.cuda.graph"
+WAITS = "return the Tensor, and look at it after the call; item(), float(), print, if and comparisons of it wait"
+
+
+class Graph(Generic[P, T]):
+    """A step as :func:`minigrad.cuda.graph` makes it. ``function`` is the step as it was given."""
+
+    def __init__(self, function: Callable[P, T]) -> None:
+        self.function: Callable[P, T] = function
+        self._form: Any = None  # of the arguments, as the first call had them
+        self._recording: _Recording | None = None
+
+    @property
+    def captured(self) -> bool:
+        """Whether calls are replays."""
+        return self._recording is not None
+
+    def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether a call with these arguments has the form of the first one."""
+        return self._form is None or self._form == _form(_joined(args, kwargs))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        given = _joined(args, kwargs)
+        form = _form(given)
+        if self._form is None:
+            result = self.function(*args, **kwargs)
+            self._form = form
+            return result
+        if form != self._form:
+            hint = "step.takes(…) tells; step.function(…) runs the step as it is; or make a graph for each form"
+            raise ShapeError(f"arguments as captured: {_shown(self._form)}", f"{_shown(form)}{_caller()}", hint)
+        if self._recording is None:
+            self._recording = _Recording(self.function, given)
+        else:
+            self._recording.refill(given)
+        return self._recording.run()  # type: ignore[no-any-return]
+
+
+# ---- arguments and results -------------------------------------------------------------------------------------------
+
+
+def _joined(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    if kwargs:
+        raise ShapeError("arguments by their places", f"{sorted(kwargs)} by name", "step(ids, targets)")
+    return tuple(args)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """``value`` with ``change`` applied to what lists, tuples and dicts in it hold."""
+    if isinstance(value, dict):
+        return {key: _mapped(change, part) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(change, part) for part in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(change, part) for part in value)
+    return change(value)
+
+
+def _parts(value: Any) -> list[Any]:
+    """All that lists, tuples and dicts in ``value`` hold, in the order of ``_mapped``."""
+    found: list[Any] = []
+    _mapped(found.append, value)
+    return found
+
+
+def _form(value: Any) -> Any:
+    """What of an argument a graph can't change: the shapes, dtypes and places of arrays, and all that is no number."""
+
+    def of(part: Any) -> Any:
+        array = array_of(part)
+        if is_array(array):
+            return (array.dtype.name, array.shape, "on the GPU" if is_on_gpu(array) else "on the host")
+        return float if isinstance(part, float | np.floating) else part
+
+    return _mapped(of, value)
+
+
+def _shown(form: Any) -> str:
+    """A form in words."""
+
+    def one(part: Any) -> str:
+        if isinstance(part, tuple) and len(part) == 3 and part[2] in ("on the GPU", "on the host"):
+            return f"{part[0]} {part[1]} {part[2]}"
+        if isinstance(part, list | tuple):
+            return ", ".join(map(one, part))
+        return "a float" if part is float else repr(part)[:60]
+
+    return one(form) or "none"
+
+
+class _Argument:
+    """Where an argument lies for the graph: ``held`` is what a call writes, ``given`` what the step reads."""
+
+    def __init__(self, value: Any, capture: Capture) -> None:
+        array = array_of(value)
+        self.held: Any = None
+        self.given = value
+        if is_array(array):
+            if getattr(value, "requires_grad", False):
+                hint = "weights are read where they are, and need not be arguments"
+                raise Refusal("an argument with requires_grad=True", hint)
+            self.held = array.copy()
+            self.given = self.held if array is value else type(value)._wrap(self.held)
+            if not is_on_gpu(array):
+                capture.arguments.append(self.held)
+        elif isinstance(value, float | np.floating):
+            self.held = np.array(value, np.float32)
+            self.given = capture.fed(lambda: self.held)
+
+    def fill(self, value: Any) -> None:
+        if self.held is not None:
+            self.held[...] = array_of(value)
+
+
+def _copied(result: Any) -> Any:
+    """A result of the step, which the next replay would write over."""
+    array = array_of(result)
+    if not is_on_gpu(array):
+        return result
+    return array.copy() if array is result else type(result)._wrap(array.copy())
+
+
+# ---- capture and replay ----------------------------------------------------------------------------------------------
+
+
+class _Recording:
+    """A captured step."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        cupy = load_cupy()
+        cupy.get_default_memory_pool().free_all_blocks()  # of the first call: the graph has memory of its own
+        self._pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream(non_blocking=True)
+        malloc = functools.partial(allocate, cupy, self._pool)
+        with cupy.cuda.using_allocator(malloc), stream:
+            self._capture = Capture(cupy, Products(cupy, stream))
+            with _capturing(cupy, stream, self._capture) as ended:
+                self._arguments = _mapped(lambda value: _Argument(value, self._capture), args)
+                result = function(*_mapped(lambda argument: argument.given, self._arguments))
+                self._result = _mapped(_detached, result)
+            self._graph = ended[0]
+        self._capture.fixed.upload()
+        self._capture.fresh.upload()
+
+    def refill(self, args: tuple[Any, ...]) -> None:
+        """Make ready for a replay on other arguments."""
+        for argument, value in zip(_parts(self._arguments), _parts(args), strict=True):
+            argument.fill(value)
+        self._capture.refresh()
+
+    def run(self) -> Any:
+        """Launch the graph on the current stream; results are copies."""
+        self._graph.launch()
+        return _mapped(_copied, self._result)
+
+
+def _detached(result: Any) -> Any:
+    """A result without its graph of operations."""
+    return result if array_of(result) is result else type(result)._wrap(array_of(result))
+
+
+@contextmanager
+def _capturing(cupy: Any, stream: Any, capture: Capture) -> Iterator[list[Any]]:
+    """Capture the block on ``stream``; the list then holds the graph. After an error the stream can be used again."""
+    ended: list[Any] = []
+    stream.begin_capture()
+    try:
+        with captures.at_work(capture), _without_uploads(cupy):
+            yield ended
+    except BaseException as error:
+        with suppress(Exception):  # of a capture that was broken off
+            stream.end_capture()
+        capture.undo()
+        refused = _refused(cupy, error)
+        if refused is None:
+            raise
+        raise refused from error
+    try:
+        ended.append(stream.end_capture())
+    except Exception as error:
+        capture.undo()
+        raise DeviceError(ALONE, f"{error}, after an error that the step has caught", WAITS) from error
+
+
+@contextmanager
+def _without_uploads(cupy: Any) -> Iterator[None]:
+    """Refuse uploads by CuPy's own functions, which go through pinned memory: a replay would read what is there then.
+
+    Only where CuPy's own pool gives that memory, since CuPy doesn't tell which function does.
+    """
+
+    def refuse(size: int) -> Any:
+        raise Refusal(f"an upload of {size:,} bytes", "make constants before, and give the step its NumPy arrays")
+
+    pooled = type(cupy.cuda.alloc_pinned_memory(1).mem).__name__ == "PooledPinnedMemory"
+    if pooled:
+        cupy.cuda.set_pinned_memory_allocator(refuse)
+    try:
+        yield
+    finally:
+        if pooled:
+            cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
+
+
+def _refused(cupy: Any, error: BaseException) -> DeviceError | None:
+    """What an error inside of a capture means; None for one that the step would have had without."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause)
+        if isinstance(cause, Refusal):
+            return DeviceError(ALONE, f"{cause.got}{_line(cupy, cause)}", cause.hint)
+        if "StreamCapture" in text or "CapturedEvent" in text:
+            return DeviceError(ALONE, f"a wait for the device{_line(cupy, cause)}", WAITS)
+        if isinstance(cause, NotImplementedError) and "captur" in text:
+            hint = "minigrad's own products can be captured, mg.linalg and CuPy's can't"
+            return DeviceError(ALONE, f"{text}{_line(cupy, cause)}", hint)
+        cause = cause.__cause__ or cause.__context__ or getattr(cause, "origin", None)
+    return None
+
+
+def _line(cupy: Any, error: BaseException) -> str:
+    """The innermost line of the user's code that led to an error: `` at file:line: text``."""
+    others = (*OURS, str(Path(cupy.__file__).parent) + os.sep, str(Path(np.__file__).parent) + os.sep)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def _caller() -> str:
+    """The line that called the graph."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(OURS):
+        frame = frame.f_back
+    return f" at {frame.f_code.co_filename}:{frame.f_lineno}"

@@ -24,6 +24,7 @@ Array: TypeAlias = "NDArray | Any"
 ArrayLike: TypeAlias = "NDArray | GpuArray | np.generic | float | list[Any] | tuple[Any, ...] | range"
 DType: TypeAlias = "str | type[Any] | np.dtype[Any] | None"  # what numpy.dtype() takes
 Axes: TypeAlias = "int | tuple[int, ...] | None"
+Seed: TypeAlias = "int | Any"  # a number, or the place of one on a GPU
 Shape: TypeAlias = "SupportsIndex | Sequence[SupportsIndex]"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulated import cublas, device
+from support.simulated import cublas, device, streams
 
 import minigrad as mg
 from minigrad.errors import DeviceError, OutOfMemoryError
@@ -52,7 +52,7 @@ def test_every_name_is_one_of_cupy(real: Any) -> None:
     assert set(vars(device.cupy.cuda)) - later <= set(real["cuda"])
     assert {n for n in vars(cublas.Products) if not n.startswith("_")} - {"chosen"} <= set(real["products"])
     assert {n for n in vars(device.Device) if not n.startswith("_")} <= set(real["device"])
-    assert {n for n in vars(device.Pool) if not n.startswith("_")} <= set(real["pool"])
+    assert {n for n in vars(streams.MemoryPool) if not n.startswith("_")} <= set(real["pool"])
     assert set(device.SPECIAL.split()) <= set(real["special"]) and not {"iv", "ive", "jn", "stdtr"} & set(
         real["special"]
     )

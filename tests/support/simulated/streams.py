@@ -139,7 +139,7 @@ class Graph:
         pass
 
 
-launched: Any = lambda what: None  # which ``device`` sets, to count it
+launched: Any = lambda *what: None  # which ``device`` sets, to count it
 waited: Any = lambda: None
 
 

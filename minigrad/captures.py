@@ -76,6 +76,14 @@ class Capture:
         self.actions.append(again)
         return there
 
+    def settled(self, array: Any) -> Any:
+        """An array on the device that holds ``array`` for good."""
+        return self.fixed.add(array)[1]
+
+    def takes(self, array: Any) -> bool:
+        """Whether an array of the host is an argument, or a part of one."""
+        return any(np.may_share_memory(array, argument) for argument in self.arguments)
+
     def refresh(self) -> None:
         """Do the host's part of a step: an error leaves the device as it was."""
         for action in self.actions:
@@ -88,11 +96,29 @@ class Capture:
             action()
 
 
+class Rehearsal(Capture):
+    """A step that runs once as it will be captured, so that all kernels are loaded and memory is there."""
+
+    def fed(self, make: Callable[[], Any]) -> Any:
+        return self.xp.asarray(make())
+
+    def settled(self, array: Any) -> Any:
+        return self.xp.asarray(array)
+
+    def takes(self, array: Any) -> bool:
+        return True
+
+
 class _Thread(threading.local):
     capture: Capture | None = None
 
 
-now = _Thread()  # ``now.capture`` is that of this thread
+now = _Thread()  # ``now.capture`` is that of this thread, or its rehearsal
+
+
+def capturing() -> bool:
+    """Whether this thread captures a step, and doesn't rehearse it."""
+    return now.capture is not None and not isinstance(now.capture, Rehearsal)
 
 
 @contextmanager
@@ -113,7 +139,7 @@ def uploaded(xp: Any, make: Callable[[], Any], source: Any = None) -> Any:
     capture = now.capture
     if capture is None:
         return xp.asarray(make())
-    if source is not None and not any(np.may_share_memory(source, argument) for argument in capture.arguments):
+    if source is not None and not capture.takes(source):
         hint = "give the step its NumPy arrays as arguments, and take parts of them alone; make others before"
         raise Refusal(f"an upload of {source.dtype} {source.shape}, which every replay would repeat", hint)
     return capture.fed(make)
@@ -122,7 +148,7 @@ def uploaded(xp: Any, make: Callable[[], Any], source: Any = None) -> Any:
 def uploaded_once(xp: Any, array: Any) -> Any:
     """``array`` on the device; in a capture it stays what it is."""
     capture = now.capture
-    return xp.asarray(array) if capture is None else capture.fixed.add(array)[1]
+    return xp.asarray(array) if capture is None else capture.settled(array)
 
 
 def number(make: Callable[[], Any], dtype: Any) -> Any:

@@ -80,7 +80,7 @@ class _Recompute:
 
     def run_rules(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
-        if captures.now.capture is not None and self.drawn[0] != self.drawn[1]:
+        if captures.capturing() and self.drawn[0] != self.drawn[1]:
             hint = "dropout=0, or no recomputation of layers with dropout"
             raise captures.Refusal("random numbers that mg.checkpoint draws again", hint)
         start, now = next(node_ids), random.get_state()

@@ -1,8 +1,9 @@
 """A step as a CUDA graph: captured once, and replayed by one call of the driver.
 
-The first call of a :class:`Graph` runs the step as it is, so that kernels are compiled and moments exist. The second
-captures it on a stream and with a memory pool of its own. From then on a call fills the places of the arguments, does
-the host's part of the step (``captures.py``), and launches the graph on the current stream.
+The first call of a :class:`Graph` runs the step on a stream, in a memory pool and with a handle of cuBLAS of its own:
+all kernels are loaded then, and the moments of an optimizer exist. The second captures it there. From then on a call
+fills the places of the arguments, does the host's part of the step (``captures.py``), and launches the graph on the
+current stream.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 
 from minigrad import captures
-from minigrad.backend import allocate, array_of, is_array, is_on_gpu, load_cupy
-from minigrad.captures import Capture, Refusal
+from minigrad.backend import allocate, array_of, gpu_count, is_array, is_on_gpu, load_cupy
+from minigrad.captures import Capture, Refusal, Rehearsal
 from minigrad.errors import DeviceError, ShapeError
 from minigrad.machine.cublas import Products
 from minigrad.messages.explain import OURS
@@ -37,7 +38,9 @@ class Graph(Generic[P, T]):
 
     def __init__(self, function: Callable[P, T]) -> None:
         self.function: Callable[P, T] = function
+        self._run: Callable[..., Any] = function
         self._form: Any = None  # of the arguments, as the first call had them
+        self._place: _Place | None = None
         self._recording: _Recording | None = None
 
     @property
@@ -50,20 +53,34 @@ class Graph(Generic[P, T]):
         return self._form is None or self._form == _form(_joined(args, kwargs))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        given = _joined(args, kwargs)
+        given: Any = _joined(args, kwargs)
         form = _form(given)
         if self._form is None:
-            result = self.function(*args, **kwargs)
+            result: Any = self._first(given)
             self._form = form
-            return result
+            return result  # type: ignore[no-any-return]
         if form != self._form:
             hint = "step.takes(…) tells; step.function(…) runs the step as it is; or make a graph for each form"
             raise ShapeError(f"arguments as captured: {_shown(self._form)}", f"{_shown(form)}{_caller()}", hint)
+        if self._place is None:
+            return self._run(*given)  # type: ignore[no-any-return]
         if self._recording is None:
-            self._recording = _Recording(self.function, given)
+            self._recording = _Recording(self._place, self._run, given)
         else:
             self._recording.refill(given)
         return self._recording.run()  # type: ignore[no-any-return]
+
+    def _first(self, args: tuple[Any, ...]) -> Any:
+        """Rehearse the step, on the stream and in the memory of the capture; without a GPU it just runs."""
+        if not gpu_count():
+            return self._run(*args)
+        place = _Place(load_cupy())
+        with place.at_work():
+            rehearsal = Rehearsal(place.cupy, place.products)
+            with captures.at_work(rehearsal):
+                result = self._run(*_mapped(lambda value: _Argument(value, rehearsal).given, args))
+        self._place = place
+        return result
 
 
 # ---- arguments and results -------------------------------------------------------------------------------------------
@@ -153,17 +170,35 @@ def _copied(result: Any) -> Any:
 # ---- capture and replay ----------------------------------------------------------------------------------------------
 
 
+class _Place:
+    """Where a step is captured: a stream, a pool, and cuBLAS on them. The stream keeps its turn beside the current one."""
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy, self.pool = cupy, cupy.cuda.MemoryPool()
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        with self.at_work():
+            self.products = Products(cupy, self.stream)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let operations run on the stream, in the memory of the pool."""
+        before = self.cupy.cuda.get_current_stream()
+        self.stream.wait_event(before.record())
+        malloc = functools.partial(allocate, self.cupy, self.pool)
+        try:
+            with self.cupy.cuda.using_allocator(malloc), self.stream:
+                yield
+        finally:
+            before.wait_event(self.stream.record())
+
+
 class _Recording:
     """A captured step."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        cupy = load_cupy()
-        cupy.get_default_memory_pool().free_all_blocks()  # of the first call: the graph has memory of its own
-        self._pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream(non_blocking=True)
-        malloc = functools.partial(allocate, cupy, self._pool)
-        with cupy.cuda.using_allocator(malloc), stream:
-            self._capture = Capture(cupy, Products(cupy, stream))
-            with _capturing(cupy, stream, self._capture) as ended:
+    def __init__(self, place: _Place, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        with place.at_work():
+            self._capture = Capture(place.cupy, place.products)
+            with _capturing(place, self._capture) as ended:
                 self._arguments = _mapped(lambda value: _Argument(value, self._capture), args)
                 result = function(*_mapped(lambda argument: argument.given, self._arguments))
                 self._result = _mapped(_detached, result)
@@ -189,23 +224,23 @@ def _detached(result: Any) -> Any:
 
 
 @contextmanager
-def _capturing(cupy: Any, stream: Any, capture: Capture) -> Iterator[list[Any]]:
-    """Capture the block on ``stream``; the list then holds the graph. After an error the stream can be used again."""
+def _capturing(place: _Place, capture: Capture) -> Iterator[list[Any]]:
+    """Capture the block; the list then holds the graph. After an error the stream can be used again."""
     ended: list[Any] = []
-    stream.begin_capture()
+    place.stream.begin_capture()
     try:
-        with captures.at_work(capture), _without_uploads(cupy):
+        with captures.at_work(capture), _without_uploads(place.cupy):
             yield ended
     except BaseException as error:
         with suppress(Exception):  # of a capture that was broken off
-            stream.end_capture()
+            place.stream.end_capture()
         capture.undo()
-        refused = _refused(cupy, error)
+        refused = _refused(place.cupy, error)
         if refused is None:
             raise
         raise refused from error
     try:
-        ended.append(stream.end_capture())
+        ended.append(place.stream.end_capture())
     except Exception as error:
         capture.undo()
         raise DeviceError(ALONE, f"{error}, after an error that the step has caught", WAITS) from error

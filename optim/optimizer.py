@@ -147,7 +147,7 @@ class Optimizer:
         active = self._active()
         self._replayed(active)
         moved = self._move_on_gpu(active, where)
-        if not moved and captures.now.capture is not None:
+        if not moved and captures.capturing():
             got = f"a step of {type(self).__name__}, whose numbers every replay would repeat"
             raise captures.Refusal(got, "Adam and AdamW of contiguous weights below float64 have a kernel")
         if not moved and (where is None or bool(where)):
@@ -162,7 +162,7 @@ class Optimizer:
 
     def _replayed(self, active: list[tuple[int, Group, Tensor]]) -> None:
         """In a capture: let each replay check the options, and count, as this step does."""
-        if captures.now.capture is None:
+        if not captures.capturing():
             return
         if any("step" not in self.state[place] for place, *_ in active):
             raise captures.Refusal("the first step of a parameter, which makes its moments", "let a step come before")

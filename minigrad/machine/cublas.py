@@ -1,7 +1,7 @@
 """cuBLAS without CuPy, for the one place where CuPy refuses it: inside of a capture.
 
-CuPy takes no product while a stream is captured. cuBLAS does, once it is given a workspace: one that it allocates itself
-might be gone at a replay. The library is the one that CuPy has loaded.
+CuPy takes no product while a stream is captured. cuBLAS does, once it is given a workspace: one that it allocates
+itself might be gone at a replay. The library is the one that CuPy has loaded.
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@ The numbers lie in the host's memory and NumPy computes with them, but through a
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-import time
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -539,16 +537,6 @@ class Device:
         wait()
 
 
-class Event:
-    """A moment on the stream, which here is that of its recording."""
-
-    def record(self) -> None:
-        self.at = time.perf_counter()
-
-    def synchronize(self) -> None:
-        wait()
-
-
 def array(obj: Any, dtype: Any = None, copy: bool = True, order: str = "K") -> ndarray:
     """A new array of the current device, from one of any device or of the host."""
     if isinstance(obj, list | tuple) and any(isinstance(part, ndarray) for part in obj):
@@ -669,7 +657,8 @@ def _module() -> Any:
         alloc_pinned_memory=streams.alloc_pinned_memory,
         Stream=streams.Stream,
         Graph=streams.Graph,
-        Event=Event,
+        Event=streams.Event,
+        get_current_stream=streams.get_current_stream,
         get_elapsed_time=lambda start, end: 1e3 * (end.at - start.at),
         cublas=cublas,
     )

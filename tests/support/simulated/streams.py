@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,9 +65,7 @@ class Recording:
     def refuse(self) -> None:
         """A wait: the driver refuses it, and the capture is lost."""
         self.broken = True
-        raise CUDARuntimeError(
-            "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
-        )
+        raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing")
 
 
 def root_of(array: Any) -> Any:
@@ -123,6 +122,16 @@ def _filled(at_work: Recording, result: Any, sources: Any, run: Callable[[], Any
     return made
 
 
+class Event:
+    """A moment on a stream, which here is that of its recording."""
+
+    def record(self, stream: Any = None) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        waited()
+
+
 class Graph:
     """A captured graph: ``launch`` does the work once more."""
 
@@ -146,7 +155,9 @@ waited: Any = lambda: None
 class Stream:
     """A stream, and a ``with`` block in which it is the current one."""
 
-    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: Any = None) -> None:
+    def __init__(
+        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: Any = None
+    ) -> None:
         self.ptr, self.is_non_blocking = 0 if null else next(_pointers), non_blocking
 
     def __enter__(self) -> Stream:
@@ -172,10 +183,23 @@ class Stream:
     def is_capturing(self) -> bool:
         return any(r.stream is self for r in recordings)
 
+    def record(self, event: Any = None) -> Any:
+        return Event() if event is None else event
+
+    def wait_event(self, event: Any) -> None:
+        assert isinstance(event, Event)
+
     def synchronize(self) -> None:
         if self.is_capturing():
             next(r for r in recordings if r.stream is self).refuse()
         waited()
+
+
+null_stream = Stream(null=True)
+
+
+def get_current_stream(device_id: Any = None) -> Stream:
+    return current[-1] if current else null_stream
 
 
 class OutOfMemoryError(MemoryError):

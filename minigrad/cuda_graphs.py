@@ -171,7 +171,7 @@ def _copied(result: Any) -> Any:
 
 
 class _Place:
-    """Where a step is captured: a stream, a pool, and cuBLAS on them. The stream keeps its turn beside the current one."""
+    """Where a step is captured: a stream, a pool, and cuBLAS on them."""
 
     def __init__(self, cupy: Any) -> None:
         self.cupy, self.pool = cupy, cupy.cuda.MemoryPool()
@@ -181,7 +181,7 @@ class _Place:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Let operations run on the stream, in the memory of the pool."""
+        """Let operations run on the stream, after what is queued on the current one, in the memory of the pool."""
         before = self.cupy.cuda.get_current_stream()
         self.stream.wait_event(before.record())
         malloc = functools.partial(allocate, self.cupy, self.pool)

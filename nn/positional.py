@@ -154,7 +154,7 @@ class RotaryEmbedding(Module):
         key = (dtype.name, device)
         if key not in self._tables or len(self._tables[key][0]) < rows:
             self._tables[key] = self._made(np.arange(min(max(2 * rows, 1024), self.max_seq_len)), dtype, device)
-        return self._tables[key]
+        return captures.keep(self._tables[key])  # which a longer one may replace
 
     def extra_repr(self) -> str:
         scaling = "" if self.scaling is None else f", scaling={self.scaling}"

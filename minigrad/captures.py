@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,14 @@ class Refusal(RuntimeError):
 
 
 class Places:
-    """Places for arrays on the device, each with a twin on the host; a copy for each block fills them all."""
+    """Places for arrays on the device, each with a twin on the host; a copy for each block fills them all.
 
-    def __init__(self, xp: Any) -> None:
-        self.xp = xp
+    They are filled before a replay, so that no other part of the step may have their memory: ``lasting`` is a block in
+    which allocations get memory of their own.
+    """
+
+    def __init__(self, xp: Any, lasting: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.xp, self.lasting = xp, lasting
         self.blocks: list[list[Any]] = []  # bytes of the host, of the device, and how many are in use
 
     def add(self, array: Any) -> tuple[Any, Any]:
@@ -38,7 +42,8 @@ class Places:
         size = -(-array.nbytes // ALIGNED) * ALIGNED
         if not self.blocks or self.blocks[-1][2] + size > self.blocks[-1][0].size:
             room = max(ROOM, size)
-            self.blocks.append([np.zeros(room, np.uint8), self.xp.empty(room, np.uint8), 0])
+            with self.lasting():
+                self.blocks.append([np.zeros(room, np.uint8), self.xp.empty(room, np.uint8), 0])
         *twins, used = self.blocks[-1]
         self.blocks[-1][2] += size
         here, there = (b[used : used + array.nbytes].view(array.dtype).reshape(array.shape) for b in twins)
@@ -58,10 +63,12 @@ class Capture:
     products   cuBLAS on the stream of the capture
     """
 
-    def __init__(self, xp: Any, products: Any) -> None:
+    def __init__(
+        self, xp: Any, products: Any, lasting: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
         self.xp, self.products = xp, products
         self.arguments: list[Any] = []
-        self.fixed, self.fresh = Places(xp), Places(xp)  # uploaded once, and before every replay
+        self.fixed, self.fresh = Places(xp, lasting), Places(xp, lasting)  # uploaded once, and before every replay
         self.actions: list[Action] = []  # of the host before a replay, in the order of the step
         self.undoing: list[Action] = []  # what takes back the counts of a capture that failed
         self.kept: list[Any] = []  # arrays whose addresses the graph has

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -78,7 +78,7 @@ class Graph(Generic[P, T]):
         with place.at_work():
             rehearsal = Rehearsal(place.cupy, place.products)
             with captures.at_work(rehearsal):
-                result = self._run(*_mapped(lambda value: _Argument(value, rehearsal).given, args))
+                result = self._run(*_mapped(lambda value: _Argument(value).given(rehearsal), args))
         self._place = place
         return result
 
@@ -136,23 +136,28 @@ def _shown(form: Any) -> str:
 
 
 class _Argument:
-    """Where an argument lies for the graph: ``held`` is what a call writes, ``given`` what the step reads."""
+    """Where an argument lies for the graph: ``held`` is what a call writes, and the step reads."""
 
-    def __init__(self, value: Any, capture: Capture) -> None:
+    def __init__(self, value: Any) -> None:
         array = array_of(value)
-        self.held: Any = None
-        self.given = value
+        self.value, self.held = value, None
         if is_array(array):
             if getattr(value, "requires_grad", False):
                 hint = "weights are read where they are, and need not be arguments"
-                raise Refusal("an argument with requires_grad=True", hint)
+                raise DeviceError(ALONE, f"an argument with requires_grad=True{_caller()}", hint)
             self.held = array.copy()
-            self.given = self.held if array is value else type(value)._wrap(self.held)
-            if not is_on_gpu(array):
-                capture.arguments.append(self.held)
         elif isinstance(value, float | np.floating):
             self.held = np.array(value, np.float32)
-            self.given = capture.fed(lambda: self.held)
+
+    def given(self, capture: Capture) -> Any:
+        """What the step gets."""
+        if self.held is None:
+            return self.value
+        if isinstance(self.value, float | np.floating):
+            return capture.fed(lambda: self.held)
+        if not is_on_gpu(self.held):
+            capture.arguments.append(self.held)
+        return type(self.value)._wrap(self.held) if hasattr(self.value, "_data") else self.held
 
     def fill(self, value: Any) -> None:
         if self.held is not None:
@@ -174,10 +179,14 @@ class _Place:
     """Where a step is captured: a stream, a pool, and cuBLAS on them."""
 
     def __init__(self, cupy: Any) -> None:
-        self.cupy, self.pool = cupy, cupy.cuda.MemoryPool()
+        self.cupy, self.pool, self.kept = cupy, cupy.cuda.MemoryPool(), cupy.cuda.MemoryPool()
         self.stream = cupy.cuda.Stream(non_blocking=True)
         with self.at_work():
             self.products = Products(cupy, self.stream)
+
+    def lasting(self) -> AbstractContextManager[Any]:
+        """Let allocations have memory that no part of the step gives back."""
+        return self.cupy.cuda.using_allocator(functools.partial(allocate, self.cupy, self.kept))  # type: ignore[no-any-return]
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -196,11 +205,11 @@ class _Recording:
     """A captured step."""
 
     def __init__(self, place: _Place, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._arguments = _mapped(_Argument, args)
+        self._capture = Capture(place.cupy, place.products, place.lasting)
         with place.at_work():
-            self._capture = Capture(place.cupy, place.products)
             with _capturing(place, self._capture) as ended:
-                self._arguments = _mapped(lambda value: _Argument(value, self._capture), args)
-                result = function(*_mapped(lambda argument: argument.given, self._arguments))
+                result = function(*_mapped(lambda argument: argument.given(self._capture), self._arguments))
                 self._result = _mapped(_detached, result)
             self._graph = ended[0]
         self._capture.fixed.upload()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import asarray
+from minigrad import asarray, captures
 from minigrad.backend import NDArray, accumulator, device_of, to_device
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.tensor import Tensor, TensorLike
@@ -154,7 +154,8 @@ class RotaryEmbedding(Module):
         key = (dtype.name, device)
         if key not in self._tables or len(self._tables[key][0]) < rows:
             self._tables[key] = self._made(np.arange(min(max(2 * rows, 1024), self.max_seq_len)), dtype, device)
-        return captures.keep(self._tables[key])  # which a longer one may replace
+        captures.keep(self._tables[key])  # which longer ones may replace
+        return self._tables[key]
 
     def extra_repr(self) -> str:
         scaling = "" if self.scaling is None else f", scaling={self.scaling}"

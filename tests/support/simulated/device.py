@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -212,12 +213,13 @@ class ndarray:
 
     @classmethod
     def _of(cls, array: Any, owner: Any = None) -> ndarray:
+        made = object.__new__(cls)
         at_work = streams.recording()
         if owner is None and (at_work or (state.limit is not None and array.nbytes > state.limit)):
-            streams.allocators[0](array.nbytes)
+            pool = streams.allocators[0](array.nbytes)
             if at_work:
-                at_work.allocated(array)
-        made = object.__new__(cls)
+                at_work.allocated(array, pool)
+                weakref.finalize(made, pool.release)
         made._host, made._device, made.base = array, state.current, owner
         cublas.note(array)
         return made

@@ -34,13 +34,13 @@ class Recording:
         self.effects: list[Effect] = []
         self.log: list[tuple[Any, ...]] = []
         self.made: list[Any] = []  # arrays that were allocated since, which stay
-        self._numbers: dict[int, int] = {}
+        self.reused: list[Any] = []  # those for which a pool had memory that was freed
 
-    def allocated(self, array: Any) -> None:
+    def allocated(self, array: Any, pool: MemoryPool) -> None:
         root = root_of(array)
-        if root.ctypes.data not in self._numbers:
-            self._numbers[root.ctypes.data] = len(self.made)
-            self.made.append(root)
+        self.made.append(root)
+        if pool.released:  # then this may be memory that an earlier part of the step writes to
+            self.reused.append(root)
 
     def place(self, pointer: int) -> tuple[Any, ...]:
         """An address, of memory allocated since the beginning as the number of its allocation and an offset."""
@@ -140,6 +140,8 @@ class Graph:
 
     def launch(self, stream: Any = None) -> None:
         launched("graph")
+        for root in self.recording.reused:
+            root.reshape(-1).view(np.uint8).fill(255)
         with np.errstate(all="ignore"):
             for effect in self.recording.effects:
                 effect()
@@ -212,14 +214,17 @@ class MemoryPool:
     default = False
 
     def __init__(self, allocator: Any = None) -> None:
-        self.limit: int | None = None
+        self.released = 0  # how often memory was freed
+
+    def release(self) -> None:
+        self.released += 1
 
     def malloc(self, size: int) -> Any:
         if limit() is not None and size > limit():
             raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
         if self.default and recording():
             raise RuntimeError("memory of a captured step outside of a pool of its own")
-        return size
+        return self
 
     def free_all_blocks(self, stream: Any = None) -> None:
         if recording():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Protocol, SupportsIndex, TypeAlias
@@ -294,6 +294,14 @@ def to_device(array: Array, device: str) -> Array:
         if isinstance(array, np.ndarray) and array.ndim:  # CuPy makes a launch of a number, and an upload of all else
             return captures.uploaded(xp, lambda: array, array)
         return xp.asarray(array)
+
+
+def made_on(device: str, make: Callable[[], Array], source: Any = None) -> Array:
+    """``make()`` on ``device``. A CUDA graph makes it anew at each replay from ``source``; without one it keeps it."""
+    if device == "cpu" or is_on_gpu(source):
+        return to_device(make(), device)
+    with use_device(device) as xp:
+        return captures.uploaded_once(xp, make()) if source is None else captures.uploaded(xp, make, source)
 
 
 def to_device_of(array: Array, other: Array) -> Array:

@@ -176,6 +176,7 @@ class RunFlags(Flags):
         "auto", one_of("auto", "mpi", "none"), "other processes; auto takes those that mpiexec started beside this one"
     )
     detect_anomaly: bool = transient_flag(False, None, "name the operation that makes the first NaN or infinity (slow)")
+    no_cuda_graph: bool = transient_flag(False, None, "launch each kernel of an update on a GPU by itself")
     no_progress: bool = transient_flag(False, None, "no progress bar, plain lines only")
 
     @property

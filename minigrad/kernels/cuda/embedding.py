@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigrad import captures
-from minigrad.backend import Array, array_module, is_on_gpu
+from minigrad.backend import Array, array_module, device_of, made_on
 from minigrad.kernels.cuda.launching import launch, pack_of, threads_for, uniform
 from minigrad.kernels.embedding import check_embedding, embedding
 
@@ -28,9 +28,7 @@ def _forward(ids: Any, weight: Array, padding_idx: int | None) -> tuple[Array, d
 
 def _places(ids: Any, like: Array) -> Array:
     """Ids as the kernels read them, on the device of ``like``; ids of the host are uploaded."""
-    if is_on_gpu(ids):
-        return ids.astype(np.int64, copy=False).reshape(-1)
-    return captures.uploaded(array_module(like), lambda: ids.astype(np.int64, copy=False).reshape(-1), ids)
+    return made_on(device_of(like), lambda: ids.astype(np.int64, copy=False).reshape(-1), ids)
 
 
 def _backward(g: Array, ids: Any, weight_shape: Any, weight_dtype: Any, padding_idx: int | None) -> tuple[Array]:

@@ -219,7 +219,7 @@ class ndarray:
             pool = streams.allocators[0](array.nbytes)
             if at_work:
                 at_work.allocated(array, pool)
-                weakref.finalize(made, pool.release)
+                weakref.finalize(made, pool._freed.append, array.nbytes)
         made._host, made._device, made.base = array, state.current, owner
         cublas.note(array)
         return made

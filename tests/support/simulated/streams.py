@@ -39,7 +39,7 @@ class Recording:
     def allocated(self, array: Any, pool: MemoryPool) -> None:
         root = root_of(array)
         self.made.append(root)
-        if pool.released:  # then this may be memory that an earlier part of the step writes to
+        if pool._freed:  # then this may be memory that an earlier part of the step writes to
             self.reused.append(root)
 
     def place(self, pointer: int) -> tuple[Any, ...]:
@@ -211,18 +211,13 @@ class OutOfMemoryError(MemoryError):
 class MemoryPool:
     """A pool of memory. The default one is no place for what a graph needs: others would get that memory too."""
 
-    default = False
-
     def __init__(self, allocator: Any = None) -> None:
-        self.released = 0  # how often memory was freed
-
-    def release(self) -> None:
-        self.released += 1
+        self._freed: list[int] = []  # the sizes of what came back
 
     def malloc(self, size: int) -> Any:
         if limit() is not None and size > limit():
             raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
-        if self.default and recording():
+        if self is pool and recording():
             raise RuntimeError("memory of a captured step outside of a pool of its own")
         return self
 
@@ -268,7 +263,6 @@ class PinnedMemoryPool:
 
 
 pool, pinned_pool = MemoryPool(), PinnedMemoryPool()
-pool.default = True
 allocators: list[Any] = [pool.malloc]
 pinned_allocators: list[Any] = [pinned_pool.malloc]
 

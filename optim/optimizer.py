@@ -166,23 +166,28 @@ class Optimizer:
             return
         if any("step" not in self.state[place] for place, *_ in active):
             raise captures.Refusal("the first step of a parameter, which makes its moments", "let a step come before")
-        held = [(param, param.data, self.state[place], dict(self.state[place])) for place, _, param in active]
+        states = [self.state[place] for place, *_ in active]
+        steps = [state["step"] for state in states]
+
+        def held() -> list[Any]:
+            now = [(param.data, self.state[place]) for place, _, param in active]
+            return [x for data, state in now for x in (data, state, *(state[n] for n in state if n != "step"))]
 
         def again() -> None:
             for group in self.param_groups:
                 self._check(group)
-            for param, data, state, arrays in held:
-                if param.data is not data or any(state.get(k) is not v for k, v in arrays.items() if k != "step"):
-                    got = "others in their place, by load_state_dict() or an assignment"
-                    raise GraphError("the weights and moments that were captured", got, "make a new mg.cuda.graph")
-            for param, _, state, _ in held:
+            if list(map(id, held())) != list(map(id, captured)):
+                got = "others in their place, by load_state_dict() or an assignment"
+                raise GraphError("the weights and moments that were captured", got, "make a new mg.cuda.graph")
+            for (_, _, param), state in zip(active, states, strict=True):
                 state["step"] += 1
                 param.bump_version()
 
         def undo() -> None:
-            for _, _, state, arrays in held:
-                state["step"] = arrays["step"]
+            for state, step in zip(states, steps, strict=True):
+                state["step"] = step
 
+        captured = held()
         captures.again(again)
         captures.undone(undo)
 

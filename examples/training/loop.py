@@ -146,7 +146,7 @@ class Step:
         self.config, self.run, self.task, self.optimizer, self.scaler = config, run, task, optimizer, scaler
         wanted = config.device == "cuda" and not (config.no_cuda_graph or config.detect_anomaly)
         self.most = self.FORMS if wanted and mg.distributed.size() == 1 else 0
-        self.graphs: list[mg.cuda.Graph[Any, Any]] = []
+        self.graphs: list[Any] = []
 
     def __call__(self, micro_batches: list[MicroBatch], shares: list[float], tokens: int) -> tuple[Any, ...]:
         """Loss, norm of the gradient, whether they are finite, and how many tokens counted."""

@@ -77,7 +77,7 @@ def adam(
         columns["master"] = [s["master"] for s in states]
 
     def numbers() -> list[float]:
-        return [group["lr"], *group["betas"], group["eps"], group["weight_decay"], *(s["step"] for s in states)]
+        return [group["lr"], *group["betas"], group["eps"], group["weight_decay"], *[s["step"] for s in states]]
 
     _launch("adam", columns, where, skipped, int(decoupled), numbers=numbers)
 

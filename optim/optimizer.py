@@ -168,18 +168,20 @@ class Optimizer:
             raise captures.Refusal("the first step of a parameter, which makes its moments", "let a step come before")
         states = [self.state[place] for place, *_ in active]
         steps = [state["step"] for state in states]
-
-        def held() -> list[Any]:
-            now = [(param.data, self.state[place]) for place, _, param in active]
-            return [x for data, state in now for x in (data, state, *(state[n] for n in state if n != "step"))]
+        arrays = [{n: x for n, x in state.items() if n != "step"} for state in states]
+        weights = [param.data for *_, param in active]
 
         def again() -> None:
             for group in self.param_groups:
                 self._check(group)
-            if list(map(id, held())) != list(map(id, captured)):
-                got = "others in their place, by load_state_dict() or an assignment"
-                raise GraphError("the weights and moments that were captured", got, "make a new mg.cuda.graph")
-            for (_, _, param), state in zip(active, states, strict=True):
+            for (place, _, param), data, state, kept in zip(active, weights, states, arrays, strict=True):
+                same = param.data is data and self.state[place] is state
+                for name, array in kept.items():
+                    same &= state[name] is array
+                if not same:
+                    got = "others in their place, by load_state_dict() or an assignment"
+                    raise GraphError("the weights and moments that were captured", got, "make a new mg.cuda.graph")
+            for (*_, param), state in zip(active, states, strict=True):
                 state["step"] += 1
                 param.bump_version()
 
@@ -187,7 +189,6 @@ class Optimizer:
             for state, step in zip(states, steps, strict=True):
                 state["step"] = step
 
-        captured = held()
         captures.again(again)
         captures.undone(undo)
 

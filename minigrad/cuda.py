@@ -12,8 +12,8 @@ import numpy as np
 from minigrad.backend import check_device, gpu_count, load_cupy, use_device
 from minigrad.cuda_graphs import Graph
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def is_available() -> bool:
@@ -42,7 +42,7 @@ def device(number: int) -> AbstractContextManager[Any]:
     return use_device(check_device(f"cuda:{number}"))
 
 
-def graph(step: Callable[P, T]) -> Graph[P, T]:
+def graph(step: Callable[_P, _T]) -> Graph[_P, _T]:
     """``step`` as a CUDA graph: captured once, then replayed by one call, so that the GPU doesn't wait for Python.
 
     ::

@@ -5,12 +5,10 @@ Numbers are drawn on the host and moved, so that a seed means the same numbers o
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
-from minigrad import captures
 from minigrad.backend import DType, as_dtype, check_device, to_device
 from minigrad.errors import ArgumentError, CallError
 from minigrad.messages.arguments import as_int, as_operand, as_shape
@@ -42,14 +40,6 @@ def generator(given: Any = None) -> np.random.Generator:
         return np.random.default_rng(int(given))
     hint = "np.random.default_rng(0) makes one"
     raise CallError("a numpy.random.Generator, a seed from 0, or None", describe(given), hint)
-
-
-def draw_seed(given: Any = None) -> Any:
-    """A number from a generator, by which dropout chooses; in a CUDA graph a place of it, drawn anew at each replay."""
-    source = generator(given)
-    if captures.now.capture is not None:
-        captures.undone(functools.partial(setattr, source.bit_generator, "state", source.bit_generator.state))
-    return captures.number(lambda: int(generator(given).integers(2**63)), np.uint64)
 
 
 def get_state() -> dict[str, Any]:

@@ -181,7 +181,7 @@ class _Place:
     def __init__(self, cupy: Any) -> None:
         self.cupy, self.pool, self.kept = cupy, cupy.cuda.MemoryPool(), cupy.cuda.MemoryPool()
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        with self.at_work():
+        with self.lasting():
             self.products = Products(cupy, self.stream)
 
     def lasting(self) -> AbstractContextManager[Any]:
@@ -195,6 +195,7 @@ class _Place:
         self.stream.wait_event(before.record())
         malloc = functools.partial(allocate, self.cupy, self.pool)
         try:
+            self.products.begin()
             with self.cupy.cuda.using_allocator(malloc), self.stream:
                 yield
         finally:

@@ -138,7 +138,7 @@ class Step:
     captured.
     """
 
-    FORMS = 16
+    FORMS = 32
 
     def __init__(
         self, config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, scaler: optim.GradScaler

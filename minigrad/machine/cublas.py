@@ -61,8 +61,11 @@ class Products:
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         self._library, self.handle = library(cupy), _handle(cupy, cupy.cuda.runtime.getDevice())
-        self._workspace = cupy.empty(WORKSPACE, "uint8")
-        _call(self._library, "cublasSetStream_v2", self.handle, stream.ptr)  # which takes the workspace away
+        self._stream, self._workspace = stream, cupy.empty(WORKSPACE, "uint8")
+
+    def begin(self) -> None:
+        """Let the handle, which all have, work on this stream, with this workspace."""
+        _call(self._library, "cublasSetStream_v2", self.handle, self._stream.ptr)  # which takes the workspace away
         _call(self._library, "cublasSetWorkspace_v2", self.handle, self._workspace.data.ptr, WORKSPACE)
 
     def gemm(self, *args: Any) -> None:

@@ -129,6 +129,17 @@ def test_two_captures_have_the_same_launches(simulated: Any) -> None:
     assert all(len(pointers) <= 6 for pointers in own)  # what each graph is given: ids, shares
 
 
+def test_graphs_take_turns(simulated: Any) -> None:
+    """Each has its stream, pool, workspace of cuBLAS and places; weights and the state of the optimizer are shared."""
+    found = []
+    for wrap in (lambda step: step, mg.cuda.graph):
+        training = Training("float16")
+        whole, half = wrap(training.step), wrap(lambda parts, share, training=training: training.step(parts[:1], share))
+        order = [whole, half, half, whole, whole, half, half, whole]
+        found.append([[float(number) for number in step(training.batch(), 1.0)] for step in order])
+    assert found[0] == found[1]
+
+
 def test_kernels_of_a_captured_step_are_those_of_an_ordinary_one(simulated: Any) -> None:
     training = Training()
     simulated.launches.clear()

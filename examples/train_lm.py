@@ -61,7 +61,22 @@ PROGRAM = "train_lm.py"
 
 
 @dataclass(kw_only=True)
-class Config(TrainingFlags):
+class TextFlags(TrainingFlags):
+    """What a language model reads at once, and how it is watched while it learns."""
+
+    block_size: int = flag(64, integer(1), "tokens the model sees at once, its context")
+    eval_iters: int = changeable_flag(40, integer(0, 10**6), "batches in an evaluation; 0: the whole validation text")
+    overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
+    sample_tokens: int = changeable_flag(300, integer(0, 10**6), "tokens in a sample")
+    prompt: str | None = changeable_flag(None, text, "beginning of the samples (default: a new line)")
+    export_hf: str | None = transient_flag(
+        None, kept_path, "folder to write the final model to, for Hugging Face's transformers"
+    )
+    temperature: float = changeable_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
+
+
+@dataclass(kw_only=True)
+class Config(TextFlags):
     """The flags of this program; the defaults are the small CPU recipe."""
 
     data: tuple[str, ...] | None = changeable_flag(
@@ -77,7 +92,6 @@ class Config(TrainingFlags):
         None, integer(1), "tokens that bpe learns (default: 1024), or how many ids a token file may hold"
     )
 
-    block_size: int = flag(64, integer(1), "tokens the model sees at once, its context")
     n_layer: int = flag(4, integer(1), "Transformer blocks")
     n_head: int = flag(4, integer(1), "attention heads")
     n_kv_head: int | None = flag(None, integer(1), "heads of keys and values (default: as many as --n-head)")
@@ -101,15 +115,6 @@ class Config(TrainingFlags):
     recompute: str = changeable_flag(
         "none", one_of(*RECOMPUTED), "less memory: compute these parts of a block again in the backward pass"
     )
-
-    eval_iters: int = changeable_flag(40, integer(0, 10**6), "batches in an evaluation; 0: the whole validation text")
-    overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
-    sample_tokens: int = changeable_flag(300, integer(0, 10**6), "tokens in a sample")
-    prompt: str | None = changeable_flag(None, text, "beginning of the samples (default: a new line)")
-    export_hf: str | None = transient_flag(
-        None, kept_path, "folder to write the final model to, for Hugging Face's transformers"
-    )
-    temperature: float = changeable_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
 
     @property
     def files(self) -> list[Path]:
@@ -150,11 +155,17 @@ def read_data(config: Config, run: Run) -> Corpus:
     before = run.fact("corpus")
     stored = before.get("tokenizer", {}) if run.checkpoint else None
     corpus = texts.read_corpus(config.files, config.tokenizer, config.vocab_size, stored)
-    texts.check_length(corpus, config.block_size)
-    if before and before.get("fingerprint") != corpus.fingerprint:
-        raise FlagErrors([f"--data: {', '.join(map(str, config.files))} is not the text that the run began with"])
-    run.about["corpus"] = {"tokenizer": corpus.tokenizer.as_json(), "fingerprint": corpus.fingerprint}
+    check_corpus(corpus, config, run, config.files)
     return corpus
+
+
+def check_corpus(corpus: Corpus, config: TextFlags, run: Run, files: Sequence[Path]) -> None:
+    """Refuse a corpus that is too short, or another than the run began with; else it is a fact of the run."""
+    texts.check_length(corpus, config.block_size)
+    before = run.fact("corpus")
+    if before and before.get("fingerprint") != corpus.fingerprint:
+        raise FlagErrors([f"--data: {', '.join(map(str, files))} is not the text that the run began with"])
+    run.about["corpus"] = {"tokenizer": corpus.tokenizer.as_json(), "fingerprint": corpus.fingerprint}
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -224,7 +235,7 @@ def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
 
 
 def evaluate(
-    config: Config, model: nn.TransformerLM, corpus: Corpus, run: Run
+    config: TextFlags, model: nn.TransformerLM, corpus: Corpus, run: Run
 ) -> tuple[float, dict[str, float]] | None:
     """The mean loss over the validation tokens, which all weigh the same; None where a signal cuts it short."""
     model.eval()
@@ -243,7 +254,7 @@ def evaluate(
     return float(total / count), {}
 
 
-def prompt_ids(config: Config, corpus: Corpus) -> Ids:
+def prompt_ids(config: TextFlags, corpus: Corpus) -> Ids:
     """The tokens that samples begin with: those of --prompt, else a new line, else the text's first token."""
     if config.prompt:
         return encode_prompt(corpus.tokenizer, config.prompt)
@@ -254,7 +265,7 @@ def prompt_ids(config: Config, corpus: Corpus) -> Ids:
     return ids if len(ids) else corpus.training[:1]
 
 
-def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: Ids, run: Run) -> str:
+def sample(config: TextFlags, model: nn.TransformerLM, corpus: Corpus, prompt: Ids, run: Run) -> str:
     """What the model writes after the prompt, from random numbers of its own; a signal ends it."""
     generator = np.random.default_rng(run.step)
     stopped = lambda token: run.stop.received is not None
@@ -269,14 +280,27 @@ def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: Ids,
 def train(config: Config, run: Run) -> int:
     """Everything in order; returns the exit status."""
     corpus = read_data(config, run)
-    prompt = prompt_ids(config, corpus)
-    run.about["prompt"] = [int(token) for token in prompt]
     mg.random.seed(config.seed)
     model = build_model(config, corpus.tokenizer.vocab_size, run)
-    export = None
-    if config.export_hf and mg.distributed.rank() == 0:
-        ours = run.checkpoint is not None and run.checkpoint.meta["config"].get("export_hf") == config.export_hf
-        export = HfExport(Path(config.export_hf), corpus.tokenizer, config.overwrite or ours)
+    export = export_of(config, run, corpus)
+    status = learn(config, run, model, corpus)
+    if export:
+        print(export.write(model))
+    return status
+
+
+def export_of(config: TextFlags, run: Run, corpus: Corpus) -> HfExport | None:
+    """The folder that --export-hf names, looked at before the training."""
+    if not config.export_hf or mg.distributed.rank():
+        return None
+    ours = run.checkpoint is not None and run.checkpoint.meta["config"].get("export_hf") == config.export_hf
+    return HfExport(Path(config.export_hf), corpus.tokenizer, config.overwrite or ours)
+
+
+def learn(config: TextFlags, run: Run, model: nn.TransformerLM, corpus: Corpus, saved: Any = None) -> int:
+    """Train the model on the corpus, or only evaluate it; ``saved`` is the part of it that checkpoints hold."""
+    prompt = prompt_ids(config, corpus)
+    run.about["prompt"] = [int(token) for token in prompt]
     task = training_loop.Task(
         model=model,
         batches=RandomBlocks(
@@ -286,22 +310,19 @@ def train(config: Config, run: Run) -> int:
         count=lambda inputs, targets: targets.size,
         evaluate=lambda: evaluate(config, model, corpus, run),
         sample=lambda step: sample(config, model, corpus, prompt, run),
+        saved=saved,
     )
     print(about(config, corpus))
     optimizer, scaler = training_loop.prepare(config, run, task)
-    status = 0
     if config.eval_only:
         loss, _ = evaluate(config, model, corpus, run) or (math.nan, {})
         check_loss(loss)
         print(f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}")
-    else:
-        status = training_loop.train(config, run, task, optimizer, scaler)
-    if export:
-        print(export.write(model))
-    return status
+        return 0
+    return training_loop.train(config, run, task, optimizer, scaler)
 
 
-def about(config: Config, corpus: Corpus) -> str:
+def about(config: TextFlags, corpus: Corpus) -> str:
     """The data in a line, and what of it an iteration reads."""
     kind = corpus.tokenizer.as_json()["kind"]
     tokens = config.batch_size * config.block_size * config.gradient_accumulation_steps

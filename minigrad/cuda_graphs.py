@@ -9,12 +9,11 @@ current stream.
 from __future__ import annotations
 
 import functools
-import os
+import linecache
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
@@ -24,7 +23,7 @@ from minigrad.backend import allocate, array_of, gpu_count, is_array, is_on_gpu,
 from minigrad.captures import Capture, Refusal, Rehearsal
 from minigrad.errors import DeviceError, ShapeError
 from minigrad.machine.cublas import Products
-from minigrad.messages.explain import OURS
+from minigrad.messages.explain import is_of_user
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -245,7 +244,7 @@ def _capturing(place: _Place, capture: Capture) -> Iterator[list[Any]]:
         with suppress(Exception):  # of a capture that was broken off
             place.stream.end_capture()
         capture.undo()
-        refused = _refused(place.cupy, error)
+        refused = _refused(error)
         if refused is None:
             raise
         raise refused from error
@@ -276,32 +275,34 @@ def _without_uploads(cupy: Any) -> Iterator[None]:
             cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
 
 
-def _refused(cupy: Any, error: BaseException) -> DeviceError | None:
+def _refused(error: BaseException) -> DeviceError | None:
     """What an error inside of a capture means; None for one that the step would have had without."""
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause)
         if isinstance(cause, Refusal):
-            return DeviceError(ALONE, f"{cause.got}{_line(cupy, cause)}", cause.hint)
+            return DeviceError(ALONE, f"{cause.got}{_line(cause)}", cause.hint)
         if "StreamCapture" in text or "CapturedEvent" in text:
-            return DeviceError(ALONE, f"a wait for the device{_line(cupy, cause)}", WAITS)
+            return DeviceError(ALONE, f"a wait for the device{_line(cause)}", WAITS)
         if isinstance(cause, NotImplementedError) and "captur" in text:
             hint = "minigrad's own products can be captured, mg.linalg and CuPy's can't"
-            return DeviceError(ALONE, f"{text}{_line(cupy, cause)}", hint)
+            return DeviceError(ALONE, f"{text}{_line(cause)}", hint)
         cause = cause.__cause__ or cause.__context__ or getattr(cause, "origin", None)
     return None
 
 
-def _line(cupy: Any, error: BaseException) -> str:
+def _line(error: BaseException) -> str:
     """The innermost line of the user's code that led to an error: `` at file:line: text``."""
-    others = (*OURS, str(Path(cupy.__file__).parent) + os.sep, str(Path(np.__file__).parent) + os.sep)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
-    return f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    places = [place for place in traceback.walk_tb(error.__traceback__) if is_of_user(place[0])]
+    if not places:
+        return ""
+    file, number = places[-1][0].f_code.co_filename, places[-1][1]
+    return f" at {file}:{number}: {linecache.getline(file, number).strip()}"
 
 
 def _caller() -> str:
     """The line that called the graph."""
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(OURS):
+    while frame.f_back and not is_of_user(frame):
         frame = frame.f_back
     return f" at {frame.f_code.co_filename}:{frame.f_lineno}"

@@ -14,11 +14,13 @@ from minigrad.messages.habits import module_names
 from . import functional
 from .activation import GELU, GLU, Dropout, Flatten, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from .adapting import (
+    adapters,
     delete_adapter,
     disable_adapters,
     load_adapter,
     lora,
     merge_adapters,
+    prefixes,
     save_adapter,
     set_adapter,
     unmerge_adapters,
@@ -101,6 +103,7 @@ __all__ = [
     "Transformer",
     "TransformerBlock",
     "TransformerLM",
+    "adapters",
     "batches",
     "beam_search",
     "causal_mask",
@@ -118,6 +121,7 @@ __all__ = [
     "pad_sequences",
     "padding_mask",
     "perplexity",
+    "prefixes",
     "save_adapter",
     "save_llama",
     "save_pretrained",

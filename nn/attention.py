@@ -17,8 +17,9 @@ from . import functional as F
 from .cache import KVCache
 from .checks import check_probability, check_sizes
 from .linear import Linear
-from .module import Module
+from .module import Module, is_plain
 from .normalization import RMSNorm
+from .positional import RotaryEmbedding
 
 
 @primitive(view=True, torch=False, numpy=False, samples=[sample((2, 3, 8), heads=4), sample((3, 6), heads=1)])
@@ -141,10 +142,32 @@ class MultiHeadAttention(Module):
         is_causal: bool = False,
         positions: TensorLike | None = None,
         cache: KVCache | None = None,
+        turned: bool = False,
     ) -> Tensor:
-        """``forward`` from the three projections of x on, each (..., T, heads · head_dim)."""
-        q, k, v = self._own_heads(q, k, v, positions, cache)
+        """``forward`` from the three projections of x on, each (..., T, heads · head_dim).
+
+        turned: whether queries and keys are turned by rope already, see ``turns``
+        """
+        q, k, v = self._own_heads(q, k, v, positions, cache, turned)
         return self._output(q, k, v, attn_mask, is_causal, cache)
+
+    def turns(self, x: Tensor, positions: Any, cache: KVCache | None) -> tuple[NDArray, NDArray] | None:
+        """Cosines and sines (T, key_dim/2) for a product that turns all queries and keys of x at once.
+
+        None where nothing is turned or something watches it, where something comes between a product and its turn,
+        where each sequence has positions of its own, and on a GPU, whose product can't do it.
+        """
+        rope: Any = self.rope
+        if rope is None or not is_plain(rope, RotaryEmbedding) or array_module(x) is not np:
+            return None
+        projections = self.q_proj, self.k_proj, self.v_proj
+        between = self.q_norm is not None or any(layer.bias is not None for layer in projections)
+        if between or (rope.layout, rope.d_k) != ("interleaved", self.key_dim) or np.ndim(positions) > 1:
+            return None
+        if cache is not None and cache.sinks:
+            return None
+        turns: tuple[NDArray, NDArray] = rope.turns(x, places_of(positions, cache, x.shape[-2]))
+        return turns
 
     def weights(
         self,
@@ -160,9 +183,7 @@ class MultiHeadAttention(Module):
         To look at; ``forward`` never makes them. The arguments are those of ``forward``.
         """
         q, k, _ = self._heads(x, context, positions, None)
-        keys: NDArray = array_module(k).eye(k.shape[-2], dtype=k.dtype)[None]  # as values: the means are the weights
-        shape: dict[str, Any] = {"window": self.window, "pattern": self.pattern}
-        return F.scaled_dot_product_attention(q, k, keys, attn_mask, is_causal, **shape)
+        return self._attended(q, k, None, attn_mask, is_causal, 0.0, self.window, self.pattern)
 
     def _heads(
         self, x: Any, context: Any, positions: Any, cache: KVCache | None, values: Any = None
@@ -186,10 +207,12 @@ class MultiHeadAttention(Module):
         return q, *(keys_and_values() if cache is None else cache.once(self, keys_and_values))
 
     def _own_heads(
-        self, q: Any, k: Any, v: Any, positions: Any, cache: KVCache | None
+        self, q: Any, k: Any, v: Any, positions: Any, cache: KVCache | None, turned: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The projections of one sequence in heads; keys and values follow those in the cache."""
         q, k, v = self._queries(q), self._keys(k), split_heads(v, self.num_kv_heads)
+        if turned:
+            return q, *((k, v) if cache is None else cache.extend(self, k, v))
         if cache is not None and cache.sinks:
             k, v = cache.extend(self, k, v)
             place = range(k.shape[-2])  # counted within the cache
@@ -215,18 +238,29 @@ class MultiHeadAttention(Module):
 
     def _output(self, q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, cache: KVCache | None) -> Tensor:
         """Attention in each head, and the projection of all of them back to d_model."""
-        shape: dict[str, Any] = {"window": self.window, "pattern": self.pattern}
+        window: int | None = self.window
+        pattern: Any = self.pattern
         if cache is not None:  # its keys come first
-            shape["pattern"] = Pattern(start=k.shape[-2] - q.shape[-2], grid=self.pattern)
+            pattern = Pattern(start=k.shape[-2] - q.shape[-2], grid=self.pattern)
             if cache.sinks:
-                shape["window"] = None  # it holds no keys beyond
+                window = None  # it holds no keys beyond
                 if attn_mask is not None:
                     raise ArgumentError("no mask beside a cache with sinks", "one", "it drops keys, the mask doesn't")
             elif self.window is not None and attn_mask is not None:
                 attn_mask = asarray(attn_mask)[..., -k.shape[-2] :]
         dropout_p = self.dropout if self.training else 0.0
-        heads = F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, dropout_p, **shape)
+        heads = self._attended(q, k, v, attn_mask, is_causal, dropout_p, window, pattern)
         return self.output_proj(merge_heads(heads))
+
+    def _attended(
+        self, q: Any, k: Any, v: Any, mask: Any, is_causal: bool, dropout_p: float, window: int | None, pattern: Any
+    ) -> Tensor:
+        """Attention in each head, (..., heads, T, d); without values the weights of the keys, (..., heads, T, S)."""
+        if v is None:
+            v = array_module(k).eye(k.shape[-2], dtype=k.dtype)[None]  # means of these values are the weights
+        shape: dict[str, Any] = {"window": window, "pattern": pattern}
+        out: Tensor = F.scaled_dot_product_attention(q, k, v, mask, is_causal, dropout_p, **shape)
+        return out
 
     def extra_repr(self) -> str:
         shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"

@@ -147,6 +147,11 @@ class KVCache:
             room[..., : old.shape[-2], :] = old
         return Held((rooms[0], rooms[1]), gone)
 
+    def pair(self, attention: Any) -> Pair | None:
+        """Keys and values (..., heads, positions, d) that a layer holds, None where it has none."""
+        held = self._own.get(attention)
+        return None if held is None else held.upto(self.length, held.gone, 0)
+
     def once(self, attention: Any, make: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
         """Keys and values of the memory in a layer, which ``make`` computes at the first call alone."""
         if attention not in self._memory:

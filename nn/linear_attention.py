@@ -106,13 +106,18 @@ class LinearAttention(MultiHeadAttention):
         is_causal: bool = False,
         positions: TensorLike | None = None,
         cache: KVCache | None = None,
+        turned: bool = False,
     ) -> Tensor:
-        """``forward`` from the three projections of x on, each (..., T, heads · size)."""
+        """``forward`` from the three projections of x on, each (..., T, heads · size), ``turned`` already or not."""
         values = split_heads(v, self.num_kv_heads)
-        heads = self._means(q, k, values, attn_mask, is_causal, positions, cache)
+        heads = self._means(q, k, values, attn_mask, is_causal, positions, cache, turned)
         if self.decay is not None:
             heads = F.rms_norm(heads, heads.shape[-1:])
         return self.output_proj(merge_heads(heads))
+
+    def turns(self, x: Tensor, positions: Any, cache: KVCache | None) -> tuple[NDArray, NDArray] | None:
+        """Those of MultiHeadAttention, where rope comes before the map."""
+        return super().turns(x, positions, cache) if self.rope_place == "before" else None
 
     def weights(
         self,
@@ -131,8 +136,9 @@ class LinearAttention(MultiHeadAttention):
         return weights
 
     def _means(
-        self, q: Any, k: Any, values: Any, mask: Any, is_causal: bool, positions: Any, cache: KVCache | None
-    ) -> Any:
+        self, q: Any, k: Any, values: Any, mask: Any, is_causal: bool, positions: Any, cache: KVCache | None,
+        turned: bool = False,
+    ) -> Any:  # fmt: skip
         """Weighted means of the values in each head, from projections of queries and keys."""
         if cache is not None and not is_causal:
             raise ArgumentError("is_causal=True with a cache", "is_causal=False", "a state has no later positions")
@@ -151,7 +157,7 @@ class LinearAttention(MultiHeadAttention):
             cache.keep(self, part, state)
             return asarray(out)
 
-        if self.rope is None:
+        if self.rope is None or turned:
             return attended(q, k, values, self.feature_map, "state")
         if self.rope_place == "before":
             return attended(self.rope(q, place), self.rope(k, place), values, self.feature_map, "state")

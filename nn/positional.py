@@ -122,21 +122,23 @@ class RotaryEmbedding(Module):
         if x.ndim < 2 or x.shape[-1] != self.d_k:
             hint = "features are on the last axis, positions before it"
             raise ShapeError(f"(..., T, {self.d_k})", f"shape {x.shape}", hint)
-        device = device_of(asarray(x).data)
-        limit = sys.maxsize if self.endless else self.max_seq_len
-        place = checked_positions(positions, x.shape[-2], "cpu" if self.endless else device, "max_seq_len", limit)
-        cos, sin = self._turns(place, accumulator(x.dtype), device)
+        cos, sin = self.turns(x, positions)
         turned: Tensor = F.apply_rope(x, cos, sin, self.layout)
         return turned
 
+    def turns(self, x: Tensor, positions: TensorLike | None = None) -> tuple[NDArray, NDArray]:
+        """Cosines and sines (..., T, d_k/2) for ``x`` (..., T, any), where it is; positions as in a call."""
+        return self._turns(positions, x.shape[-2], accumulator(x.dtype), device_of(asarray(x).data))
+
     def at(self, position: int, positions: Any, dtype: Any) -> tuple[NDArray, NDArray]:
         """Cosines and sines on the CPU of one position, or of ``positions`` (batch, 1) with an axis for the heads."""
-        limit = sys.maxsize if self.endless else self.max_seq_len
         place = range(position, position + 1) if positions is None else asarray(positions).data[:, None]
-        return self._turns(checked_positions(place, 1, "cpu", "max_seq_len", limit), dtype, "cpu")
+        return self._turns(place, 1, dtype, "cpu")
 
-    def _turns(self, place: Any, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
+    def _turns(self, positions: Any, length: int, dtype: Any, device: str) -> tuple[NDArray, NDArray]:
         """Cosines and sines of positions, which are rows of the tables where those reach so far."""
+        limit = sys.maxsize if self.endless else self.max_seq_len
+        place = checked_positions(positions, length, "cpu" if self.endless else device, "max_seq_len", limit)
         counted, far = isinstance(place, slice), self.max_seq_len
         stop = place.stop if counted else int(place.max(initial=0)) + 1 if self.endless else far
         if stop > far:

@@ -110,6 +110,9 @@ class TransformerBlock(Module):
         if not (layers := self._plain_projections(x)):
             return attn(norm(x), **options)
         q, k, v = (layer.weight for layer in layers)
+        turns = attn.turns(x, options["positions"], options["cache"])
+        if turns is not None:
+            return attn.attend(*F.qkv_projection(x, q, k, v, norm.weight, norm.eps, *turns), turned=True, **options)
         products = F.qkv_projection(x, q, k, v, norm.weight, norm.eps)
         pairs = zip(products, (layer.bias for layer in layers), strict=True)
         return attn.attend(*(y if bias is None else y + bias.astype(y.dtype) for y, bias in pairs), **options)

@@ -189,7 +189,7 @@ class RunFlags(Flags):
         if self.dtype == "bfloat16" and not find_spec("ml_dtypes"):
             problems.append("--dtype: bfloat16 needs the package ml_dtypes: pip install ml_dtypes")
         if mg.distributed.size() > 1 and self.device == "cuda":
-            problems.append("--device: expected cpu for several processes, got cuda: NCCL is not built in")
+            problems.append("--device: expected cpu for several processes, got cuda")
         return problems
 
 

@@ -42,6 +42,7 @@ class Task:
     count: Callable[..., int]  # the labels of a micro-batch that are counted
     evaluate: Callable[[], tuple[float, dict[str, float]] | None]  # validation loss and more; None: a signal came
     sample: Callable[[int], str]  # what the model can do at this step, to look at
+    saved: Any = None  # the part of the model that checkpoints hold, by default all of it
     step: Step | None = None  # made at the first update
 
 
@@ -56,7 +57,7 @@ def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, o
     groups = optim.decay_groups(task.model.named_parameters(), config.weight_decay)
     optimizer = optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
     scaler = optim.GradScaler(enabled=config.dtype == "float16")
-    parts = {"model": task.model, "optimizer": optimizer, "batches": task.batches}
+    parts = {"model": task.saved or task.model, "optimizer": optimizer, "batches": task.batches}
     if scaler.enabled:
         parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
     run.attach(**parts)

@@ -124,11 +124,16 @@ class Communicator:
         return math.ceil(length / self.size) * self.size
 
 
+def gpu_error(what: str, got: str) -> DeviceError:
+    """The error for numbers on a GPU: exchanges read the memory of the CPU."""
+    hint = ".to('cpu') moves a tensor or a model, .get() an array; NCCL, which would carry them, is not built in"
+    return DeviceError(f"{what} on the CPU for an exchange between ranks", got, hint)
+
+
 def _host(array: Any) -> Any:
     array = array_of(array)
     if is_on_gpu(array):
-        hint = "array.get(); NCCL, which would carry it from GPU to GPU, is not built in"
-        raise DeviceError("an array on the CPU for an exchange between ranks", "one on a GPU", hint)
+        raise gpu_error("an array", "one on a GPU")
     found = np.asarray(array)
     if found.dtype.kind == "O":
         raise DTypeError("an array of numbers for an exchange between ranks", describe(array), "np.array makes one")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, accumulator
-from minigrad.distributed.communicator import Communicator, check_reduce
+from minigrad.distributed.communicator import Communicator, check_reduce, gpu_error
 from minigrad.distributed.current import get_communicator
-from minigrad.errors import ArgumentError, DeviceError
+from minigrad.errors import ArgumentError
 from minigrad.tensor import Tensor
 
 BUCKET_BYTES = 25 * 2**20
@@ -51,8 +51,7 @@ def in_buckets(tensors: Iterable[Tensor], ranks: Communicator, most: int = BUCKE
     found: list[Bucket] = []
     for tensor in reversed(list(tensors)):
         if tensor.device != "cpu":
-            hint = "model.to('cpu'); NCCL, which would carry GPU arrays, is not built in"
-            raise DeviceError("parameters on the CPU, for an exchange between ranks", f"one on {tensor.device}", hint)
+            raise gpu_error("parameters", f"one on {tensor.device}")
         dtype = np.dtype(accumulator(tensor.dtype))
         last = found[-1] if found else None
         same = last is not None and last.tensors[0].dtype == tensor.dtype

@@ -20,7 +20,7 @@ __device__ inline bool seen(const Call& call, const bool* mask, int i, int j) {
 // that is not finite.
 __device__ inline bool fetch(const T* from, const Place& place, int first, int rows, int total, int size, float factor,
                              float* to) {
-    bool endless = false;
+    bool nonfinite = false;
     for (int i = threadIdx.x; i < rows * (HEAD / 4); i += blockDim.x) {
         int r = i / (HEAD / 4), c = i % (HEAD / 4) * 4;
         const T* source = from + (first + r) * place.t + c;
@@ -29,9 +29,9 @@ __device__ inline bool fetch(const T* from, const Place& place, int first, int r
             if (PACK > 1 && c + 4 <= size) load(source, v);
             else for (int k = 0; k < 4; k++) if (c + k < size) v[k] = widen(source[k]);
         }
-        for (int k = 0; k < 4; k++) endless |= !isfinite(target[k] = v[k] * factor);
+        for (int k = 0; k < 4; k++) nonfinite |= !isfinite(target[k] = v[k] * factor);
     }
-    return endless;
+    return nonfinite;
 }
 
 // sum += x y of tiles in shared memory, entry by entry: x is read at r · xr + k · xk, y at c · yc + k · yk, for k < n.
@@ -81,7 +81,7 @@ extern "C" __global__ void attention_forward(const Call* given, const T* q, cons
         multiply(queries, STRIDE, 1, keys, STRIDE, 1, HEAD, scores);
         ENTRIES(ROWS, KEYS) weights[r * SCORES + c] = seen(call, mask, i0 + r, j0 + c) ? scores[a][b] : -INFINITY;
         __syncthreads();
-        bool endless = fetch(v, call.v, j0, KEYS, call.keys, call.size, 1, keys);
+        bool nonfinite = fetch(v, call.v, j0, KEYS, call.keys, call.size, 1, keys);
         for (int r = threadIdx.x / 32; r < ROWS; r += blockDim.x / 32) {  // a warp takes a row, a thread a key
             float* place = weights + r * SCORES + threadIdx.x % 32;
             float highest = *place, before = top[r];
@@ -97,9 +97,9 @@ extern "C" __global__ void attention_forward(const Call* given, const T* q, cons
                 top[r] = highest;
             }
         }
-        endless = __syncthreads_or(endless);
+        nonfinite = __syncthreads_or(nonfinite);
         ENTRIES(ROWS, HEAD) mean[a][b] *= fade[r];
-        multiply(weights, SCORES, 1, keys, 1, STRIDE, KEYS, mean, endless);
+        multiply(weights, SCORES, 1, keys, 1, STRIDE, KEYS, mean, nonfinite);
         __syncthreads();
     }
     __syncthreads();
@@ -137,7 +137,7 @@ extern "C" __global__ void attention_backward_q(const Call* given, const T* q, c
         __syncthreads();
         multiply(ups, STRIDE, 1, keys, STRIDE, 1, HEAD, products);
         __syncthreads();
-        bool endless = __syncthreads_or(fetch(k, call.k, j0, KEYS, call.keys, call.size, 1, keys));
+        bool nonfinite = __syncthreads_or(fetch(k, call.k, j0, KEYS, call.keys, call.size, 1, keys));
         multiply(queries, STRIDE, 1, keys, STRIDE, 1, HEAD, scores);
         ENTRIES(ROWS, KEYS) {
             float p = expf(scores[a][b] - rows.shift[r]) * rows.inverse[r];
@@ -146,7 +146,7 @@ extern "C" __global__ void attention_backward_q(const Call* given, const T* q, c
             slopes[r * SCORES + c] = seen(call, mask, i0 + r, j0 + c) ? slope : 0;
         }
         __syncthreads();
-        multiply(slopes, SCORES, 1, keys, 1, STRIDE, KEYS, sum, endless);
+        multiply(slopes, SCORES, 1, keys, 1, STRIDE, KEYS, sum, nonfinite);
         __syncthreads();
     }
     dq = head_of(dq, call.dq, n, head);
@@ -179,7 +179,7 @@ extern "C" __global__ void attention_backward_kv(const Call* given, const T* q, 
             __syncthreads();
             multiply(tile, STRIDE, 1, values, STRIDE, 1, HEAD, products);
             __syncthreads();
-            bool endless = __syncthreads_or(fetch(queries, call.q, i0, ROWS, call.queries, call.size, scale, tile));
+            bool nonfinite = __syncthreads_or(fetch(queries, call.q, i0, ROWS, call.queries, call.size, scale, tile));
             multiply(tile, STRIDE, 1, keys, STRIDE, 1, HEAD, scores);
             ENTRIES(ROWS, KEYS) {
                 bool there = seen(call, allowed, i0 + r, j0 + c);
@@ -189,10 +189,10 @@ extern "C" __global__ void attention_backward_kv(const Call* given, const T* q, 
                 slopes[r * SCORES + c] = there ? p * (f * products[a][b] - rows.dot[r]) : 0;
             }
             __syncthreads();
-            multiply(slopes, 1, SCORES, tile, 1, STRIDE, ROWS, sum_k, endless);
+            multiply(slopes, 1, SCORES, tile, 1, STRIDE, ROWS, sum_k, nonfinite);
             __syncthreads();
-            endless = __syncthreads_or(fetch(ups, call.g, i0, ROWS, call.queries, call.size, 1, tile));
-            multiply(weights, 1, SCORES, tile, 1, STRIDE, ROWS, sum_v, endless);
+            nonfinite = __syncthreads_or(fetch(ups, call.g, i0, ROWS, call.queries, call.size, 1, tile));
+            multiply(weights, 1, SCORES, tile, 1, STRIDE, ROWS, sum_v, nonfinite);
             __syncthreads();
         }
     }

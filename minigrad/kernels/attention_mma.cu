@@ -32,7 +32,7 @@ __device__ inline bool fetch(const T* from, const Place& place, int first, int r
             else UNROLL for (int k = 0; k < 8; k++)
                 if (c + k < size) eight.at[k / 2] |= Pair(source[k].bits) << k % 2 * 16;
         }
-        UNROLL for (int k = 0; k < 4; k++) found |= endless_bits(eight.at[k]);
+        UNROLL for (int k = 0; k < 4; k++) found |= nonfinite_bits(eight.at[k]);
         to[r].at[c / 8] = eight;
     }
     return found;
@@ -64,7 +64,7 @@ template <int COLUMNS, class X> __device__ inline void multiply(X& x, Line* y, f
 }
 // sum += weights · y of numbers that are not finite, which are replaced by 0: a weight of 0 takes nothing from them.
 template <int COLUMNS>
-__device__ inline void take_endless(const float (&weights)[COLUMNS / 8][4], Line* y, float (&sum)[HEAD / 8][4]) {
+__device__ inline void take_nonfinite(const float (&weights)[COLUMNS / 8][4], Line* y, float (&sum)[HEAD / 8][4]) {
     for (int j = 0; j < COLUMNS; j++) {
         float upper = 0, lower = 0;
         ENTRIES(COLUMNS) if (c == j) (e < 2 ? upper : lower) = weights[n][e];
@@ -74,21 +74,21 @@ __device__ inline void take_endless(const float (&weights)[COLUMNS / 8][4], Line
         const T* line = elements(y + j);
         ENTRIES(HEAD) {
             float weight = e < 2 ? upper : lower;
-            if (weight != 0 && is_endless(line[c])) sum[n][e] += weight * widen(line[c]);
+            if (weight != 0 && is_nonfinite(line[c])) sum[n][e] += weight * widen(line[c]);
         }
     }
     __syncthreads();
     for (int i = threadIdx.x; i < COLUMNS * HEAD; i += blockDim.x) {
         T& number = elements(y + i / HEAD)[i % HEAD];
-        if (is_endless(number)) number.bits = 0;
+        if (is_nonfinite(number)) number.bits = 0;
     }
     __syncthreads();
 }
 // sum += weights · y, of weights that lie as sums do and are rounded, and COLUMNS lines.
 template <int COLUMNS>
 __device__ inline void add_product(const float (&weights)[COLUMNS / 8][4], Line* y, float (&sum)[HEAD / 8][4],
-                                   bool endless) {
-    if (endless) take_endless<COLUMNS>(weights, y, sum);
+                                   bool nonfinite) {
+    if (nonfinite) take_nonfinite<COLUMNS>(weights, y, sum);
     UNROLL for (int k = 0; k < COLUMNS / 16; k++) {
         Pair left[4], right[4];
         UNROLL for (int i = 0; i < 4; i++) {
@@ -166,7 +166,7 @@ extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, 
     const Tiles tiles = tiles_of_keys(call, i0);
     EACH(tiles, j0, KEYS) {
         fetch(k, call.k, j0, KEYS, call.keys, call.size, keys);
-        bool endless = __syncthreads_or(fetch(v, call.v, j0, KEYS, call.keys, call.size, values));
+        bool nonfinite = __syncthreads_or(fetch(v, call.v, j0, KEYS, call.keys, call.size, values));
         float weights[KEYS / 8][4] = {}, highest[2] = {top[0], top[1]}, base[2], fade[2];
         multiply<KEYS>(queries, keys, weights);
         ENTRIES(KEYS) {
@@ -188,7 +188,7 @@ extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, 
             weights[n][e] = weight * factor(dropout, key[e / 2], j0 + c);
         }
         UNROLL for (int m = 0; m < HEAD / 8; m++) UNROLL for (int e = 0; e < 4; e++) mean[m][e] *= fade[e / 2];
-        add_product<KEYS>(weights, values, mean, endless);
+        add_product<KEYS>(weights, values, mean, nonfinite);
         __syncthreads();
     }
     UNROLL for (int half = 0; half < 2; half++) {
@@ -234,7 +234,7 @@ extern "C" __global__ void attention_mma_backward_q(const Call* given, const T* 
     const Tiles tiles = tiles_of_keys(call, i0);
     EACH(tiles, first, KEYS) for (int j0 = first; j0 < first + KEYS && j0 < call.keys; j0 += STEP) {
         fetch(v, call.v, j0, STEP, call.keys, call.size, values);
-        bool endless = __syncthreads_or(fetch(k, call.k, j0, STEP, call.keys, call.size, keys));
+        bool nonfinite = __syncthreads_or(fetch(k, call.k, j0, STEP, call.keys, call.size, keys));
         float slopes[STEP / 8][4] = {}, products[STEP / 8][4] = {};
         multiply<STEP>(queries, keys, slopes);
         multiply<STEP>(ups, values, products);
@@ -244,7 +244,7 @@ extern "C" __global__ void attention_mma_backward_q(const Call* given, const T* 
             float slope = p * (factor(dropout, rows.key[DROPOUT ? r : 0], j) * products[n][e] - rows.dot[r]);
             slopes[n][e] = within(seen[half], j) && allowed(call, mask, i0 + r, j) ? slope : 0;
         }
-        add_product<STEP>(slopes, keys, sum, endless);
+        add_product<STEP>(slopes, keys, sum, nonfinite);
         __syncthreads();
     }
     write(sum, scale, scale, call.dq, i0, call.queries, call.size, head_of(dq, call.dq, n, head));
@@ -274,9 +274,9 @@ extern "C" __global__ void attention_mma_backward_kv(const Call* given, const T*
         EACH(tiles, first, ROWS) {
             fetch_rows(call, total, shift, dots, seed_of(seed, seeds), n * call.h * call.group + head, first, rows);
             for (int i0 = first; i0 < first + ROWS && i0 < call.queries; i0 += STEP) {
-                bool endless = fetch(of_q, call.q, i0, STEP, call.queries, call.size, queries);
-                endless |= fetch(of_g, call.g, i0, STEP, call.queries, call.size, ups);
-                endless = __syncthreads_or(endless);
+                bool nonfinite = fetch(of_q, call.q, i0, STEP, call.queries, call.size, queries);
+                nonfinite |= fetch(of_g, call.g, i0, STEP, call.queries, call.size, ups);
+                nonfinite = __syncthreads_or(nonfinite);
                 float weights[STEP / 8][4] = {}, slopes[STEP / 8][4] = {};
                 multiply<STEP>(keys, queries, weights);
                 multiply<STEP>(values, ups, slopes);
@@ -288,8 +288,8 @@ extern "C" __global__ void attention_mma_backward_kv(const Call* given, const T*
                     weights[n][e] = f * p;
                     slopes[n][e] = there ? p * (f * slopes[n][e] - rows.dot[r]) : 0;
                 }
-                add_product<STEP>(weights, ups, sum_v, endless);
-                add_product<STEP>(slopes, queries, sum_k, endless);
+                add_product<STEP>(weights, ups, sum_v, nonfinite);
+                add_product<STEP>(slopes, queries, sum_k, nonfinite);
                 __syncthreads();
             }
         }

@@ -72,6 +72,17 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> X: ...
+def linear_distillation(
+    x: Operand[X],
+    weight: Operand[X],
+    teacher_x: Operand[X],
+    teacher_weight: Operand[X],
+    targets: Operand[X],
+    temperature: float = 2.0,
+    mix: float = 0.5,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> X: ...
 def log_softmax(x: Operand[X], axis: int = -1) -> X: ...
 def max_pool(
     x: Operand[X], kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
@@ -86,6 +97,8 @@ def qkv_projection(
     wv: Operand[X],
     norm_weight: Operand[X] | None = None,
     eps: float = 1e-05,
+    cos: Operand[X] | None = None,
+    sin: Operand[X] | None = None,
 ) -> tuple[X, X, X]: ...
 def relu(x: Operand[X]) -> X: ...
 def rms_norm(

@@ -151,6 +151,35 @@ def _repeated(table: Array, x: Array) -> Array:
     return np.ascontiguousarray(full) if 8 * full.size <= x.size else table
 
 
+class RowTurns:
+    """The turn of heads that lie side by side in the rows of a matrix, row i at position i mod T; a tile at a time.
+
+    cos and sin are (T, d/2), rows and width the shape of the matrix. The layout is "interleaved".
+    """
+
+    def __init__(self, cos: Array, sin: Array, rows: int, width: int, work: Any) -> None:
+        table = np.empty((len(cos), 1, cos.shape[1]), np.result_type(work, np.complex64))
+        table.real, table.imag = cos[:, None], sin[:, None]
+        self.many = rows >= 4 * len(cos)  # sequences: then the table is as wide as the rows, for long loops
+        self.table = np.repeat(table, width // (2 * cos.shape[1]), axis=1) if self.many else table
+
+    def write(self, a: int, b: int, x: Array, out: Array) -> None:
+        """``out = x`` turned, for the rows [a, b) of the matrix; out may be x."""
+        length, _, half = self.table.shape
+        x, out = (array.view(self.table.dtype).reshape(b - a, -1, half) for array in (x, out))
+        row = a
+        while row < b:
+            at, count = row % length, (b - row) // length
+            if count and self.many and not at:  # whole sequences
+                stop = row + count * length
+                parts = [array[row - a : stop - a].reshape(count, -1) for array in (x, out)]
+                turn(parts[0], self.table.reshape(1, -1), parts[1])
+            else:
+                stop = min(b, row + length - at)
+                turn(x[row - a : stop - a], self.table[at : at + stop - row], out[row - a : stop - a])
+            row = stop
+
+
 def _turn(x: Array, table: Array, out: Array) -> None:
     with np.errstate(all="ignore"):
         np.multiply(x, table, out=out)
@@ -158,16 +187,25 @@ def _turn(x: Array, table: Array, out: Array) -> None:
 
 @loop(_turn)
 def turn(x: Array, table: Array, out: Array) -> Any:
-    """``out = x · table`` for rows of complex numbers, where the table has one row or as many as x."""
-    if table.shape[1:] != x.shape[1:]:
-        return False
-    rows, numbers, turned = len(table), x.ravel(), out.ravel()
-    width, factors = numbers.size // len(x), table.ravel()
+    """``out = x · table`` for rows of complex numbers, where the table has one row or as many as x.
+
+    A row of the table is as long as one of x, or as the vectors of its last axes, which then have the same factors.
+    """
+    axis = 1
+    while axis < x.ndim and table.shape[axis] == 1:
+        axis += 1
+    for i in range(axis, x.ndim):
+        if table.shape[i] != x.shape[i]:
+            return False
+    rows, numbers, turned, factors = len(table), x.ravel(), out.ravel(), table.ravel()
+    width, length = numbers.size // len(x), factors.size // rows
     for i in range(len(x)):
-        row, factor, target = numbers[i * width :], factors[i % rows * width :], turned[i * width :]
-        for j in range(width):
-            a, b, c, s = row[j].real, row[j].imag, factor[j].real, factor[j].imag
-            target[j] = complex(a * c - b * s, a * s + b * c)
+        factor = factors[i % rows * length :]
+        for start in range(i * width, (i + 1) * width, length):
+            row, target = numbers[start:], turned[start:]
+            for j in range(length):
+                a, b, c, s = row[j].real, row[j].imag, factor[j].real, factor[j].imag
+                target[j] = complex(a * c - b * s, a * s + b * c)
     return True
 
 

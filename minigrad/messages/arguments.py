@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +31,7 @@ def as_operand(value: Any, what: str) -> Any:
     elif isinstance(value, int | float) or hasattr(value, "_data"):
         return value
     elif isinstance(value, list | tuple | range):
-        return from_lists(value) if (part := tensor_in(value)) is None else part._joined(value)
+        return from_lists(value) if (part := next(tensors_in(value), None)) is None else part._joined(value)
     elif not (is_array(value) or isinstance(value, np.generic)):
         raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
     if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
@@ -62,7 +62,7 @@ def _stranger(value: Any) -> str:
 
 def from_lists(value: Any, dtype: Any = None) -> Any:
     """Nested lists of numbers as an array."""
-    if getattr(tensor_in(value), "_requires_grad", False):
+    if any(tensor._requires_grad for tensor in tensors_in(value)):
         got, hint = "a list with recorded tensors in it", "minigrad.array makes one tensor of it, and keeps the graph"
         raise DTypeError("numbers, or nested lists of them", got, hint)
     for part in value:
@@ -70,8 +70,6 @@ def from_lists(value: Any, dtype: Any = None) -> Any:
             plain_array(part)
     try:
         array = np.array(value, dtype)
-    except OverflowError as error:
-        raise DTypeError("numbers that the dtype holds", str(error), "choose a wider dtype") from None
     except (ValueError, TypeError) as error:
         if "inhomogeneous" in str(error):
             raise ShapeError("nested lists of equal lengths", describe(value), "pad the shorter ones") from None
@@ -81,18 +79,13 @@ def from_lists(value: Any, dtype: Any = None) -> Any:
     return array
 
 
-def tensor_in(value: Any) -> Any:
-    """A Tensor in nested lists, one through which a gradient could flow if there is one; None where there is none."""
-    if not isinstance(value, list | tuple):
-        return value if hasattr(value, "_requires_grad") else None
-    found = None
-    for part in value:
-        inner = tensor_in(part)
-        if inner is not None:
-            found = inner
-            if found._requires_grad:
-                break
-    return found
+def tensors_in(values: Any) -> Iterator[Any]:
+    """The Tensors in nested lists, tuples and dicts."""
+    for part in values.values() if isinstance(values, dict) else values:
+        if isinstance(part, list | tuple | dict):
+            yield from tensors_in(part)
+        elif hasattr(part, "_requires_grad"):
+            yield part
 
 
 def as_list(values: Any, what: str) -> list[Any]:
@@ -118,13 +111,9 @@ def as_seed(value: Any, what: str) -> Any:
     return value if is_on_gpu(value) and value.dtype == np.uint64 and value.ndim == 0 else as_int(value, what)
 
 
-def axes(value: Any, what: str) -> Any:
-    """An axis, several, or None."""
-    if value is None:
-        return None
-    if isinstance(value, tuple | list):
-        return tuple(as_int(axis, what) for axis in value)
-    return as_int(value, what)
+def as_axes(value: Any, what: str) -> Any:
+    """An axis or several."""
+    return tuple(as_int(axis, what) for axis in value) if isinstance(value, tuple | list) else as_int(value, what)
 
 
 def normal_axis(axis: Any, ndim: int) -> int:
@@ -175,16 +164,18 @@ CHECKS: dict[str, Check] = {
     "int": as_int,
     "int | None": optional(as_int),
     "Seed": as_seed,
-    "Axes": axes,
+    "Axes": optional(as_axes),
     str(Array): as_operand,  # what the two aliases are where annotations are not left as text
-    str(Axes): axes,
+    str(Axes): optional(as_axes),
 }
 
 
 def check_of(annotation: Any) -> Check | None:
     """The check that an annotation asks for, if any: text, as under ``from __future__ import annotations``, or not.
 
-    >>> check_of("mg.backend.Array") is check_of("Array") is as_operand, check_of(int) is as_int, check_of(float)
-    (True, True, None)
+    >>> check_of("mg.backend.Array") is check_of("Array") is check_of(Array) is as_operand, check_of(int) is as_int
+    (True, True)
+    >>> check_of(Axes)((0, np.int64(1)), "axis"), check_of(float)
+    ((0, 1), None)
     """
     return CHECKS.get(re.sub(r"\w+\.", "", str(getattr(annotation, "__name__", annotation))))

@@ -7,7 +7,6 @@ float64, whatever comes.
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,26 +14,10 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module, cast_to, is_floating, is_half
-from minigrad.errors import DeviceError, MissingPackageError
 from minigrad.ops._erf import gaussian_of
+from minigrad.ops._scipy import cupy_lacks, scipy_module
 
 # ---- values of SciPy and CuPy ----------------------------------------------------------------------------------------
-
-
-def library(on_gpu: bool = False, part: str = "special") -> Any:
-    """The module ``scipy.special``, CuPy's, or another ``part`` of SciPy, imported at the first use."""
-    name, work = f"{'cupyx.' * on_gpu}scipy.{part}", "the special functions" if part == "special" else "this function"
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        hint = f"pip install -e '.[{'cuda' if on_gpu else 'scipy'}]' in the folder of minigrad"
-        raise MissingPackageError(f"{name}, which computes {work}", str(error), hint) from error
-
-
-def lacking(name: str, before: str = "") -> DeviceError:
-    """The error for a function that CuPy hasn't, or hasn't ``before`` some version."""
-    got = f"an array on a GPU: CuPy has no such function{before}"
-    return DeviceError(f"arrays on the CPU for {name}", got, "x.to('cpu')")
 
 
 def evaluate(name: str, *args: Any) -> Any:
@@ -44,9 +27,9 @@ def evaluate(name: str, *args: Any) -> Any:
     [24.]
     """
     xp = array_module(*args)
-    function = getattr(library(xp is not np), name, None)
+    function = getattr(scipy_module(on_gpu=xp is not np), name, None)
     if function is None:
-        raise lacking(name)
+        raise cupy_lacks(name)
     dtype = floating(args)
     if dtype is None:
         return function(*args)

@@ -21,7 +21,7 @@ from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, LinAlgError
 from minigrad.messages.explain import describe
 from minigrad.ops._matrices import dominant, identity, lapack, mT, of_columns, of_rows, to_triangle
-from minigrad.ops._special import lacking
+from minigrad.ops._scipy import cupy_lacks
 from minigrad.ops.linalg import matmul
 from minigrad.ops.piecewise import where
 from minigrad.ops.reduce import sum
@@ -266,7 +266,7 @@ class EigResult(NamedTuple):
 def real_eigen(x: Array) -> tuple[Array, Array]:
     """The results of ``eig``."""
     if array_module(x) is not np:
-        raise lacking("eig", " before version 14")
+        raise cupy_lacks("eig", " before version 14")
     values, vectors = np.linalg.eig(x)
     if values.dtype.kind == "c" and values.imag.any():
         hint = "complex numbers are out of scope; eigh takes symmetric matrices, whose eigenvalues are real"

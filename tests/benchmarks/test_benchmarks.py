@@ -12,7 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import accuracy
-import lora
+import adapting
 from alternate import median_interval
 from compare import quartiles
 from engines import ENGINES
@@ -110,12 +110,12 @@ def test_the_page_of_accuracy_is_what_its_program_writes() -> None:
     assert accuracy.page(5, few).count("\n| exp |") == 2
 
 
-def test_the_study_of_lora_runs_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["lora.py", "--quick", "--folder", str(tmp_path)])
+def test_the_study_of_adapting_runs_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["adapting.py", "--quick", "--folder", str(tmp_path)])
     threads = mg.get_num_threads()
-    lora.main()
+    adapting.main()
     first = capsys.readouterr().out
-    lora.main()
+    adapting.main()
     mg.set_num_threads(threads)
     again = capsys.readouterr().out
     assert "seed 1:" in first and "seed" not in again.split("range")[0]  # nothing is computed twice

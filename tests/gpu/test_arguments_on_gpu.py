@@ -9,6 +9,7 @@ import pytest
 
 import minigrad as mg
 import nn.functional as F
+from minigrad.distributed.gradients import in_buckets
 from minigrad.errors import DeviceError, IndexRangeError
 
 X = np.arange(1.0, 13.0).reshape(3, 4) / 20
@@ -69,6 +70,16 @@ def test_places_out_of_range_are_refused(where: Any, gpu: Any) -> None:
 def test_arrays_of_the_host_are_not_moved_silently(gpu: Any) -> None:
     with pytest.raises(DeviceError, match=r"float64 .* on cpu"):
         mg.Tensor(X, device="cuda") * X
+
+
+def test_ranks_exchange_no_arrays_of_a_gpu(gpu: Any) -> None:
+    """Neither an array nor the gradients of parameters, and both say why."""
+    weight = mg.Tensor(X, device="cuda", requires_grad=True)
+    alone = mg.distributed.Communicator()
+    with pytest.raises(DeviceError, match=r"(?s)an array on the CPU.*one on a GPU.*NCCL"):
+        alone.all_reduce(weight)
+    with pytest.raises(DeviceError, match=r"(?s)parameters on the CPU.*one on cuda:0.*NCCL"):
+        in_buckets([weight], alone)
 
 
 def test_the_second_gradient_of_a_scalar_and_rows_without_elements(gpu: Any) -> None:

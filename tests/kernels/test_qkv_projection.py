@@ -18,9 +18,30 @@ def joined(*args):
 joined.definition = lambda *args: mg.concatenate(qkv_projection.definition(*args), -1)
 
 
-def twin(x, wq, wk, wv, norm_weight=None, eps=1e-5):
+def twin(x, wq, wk, wv, norm_weight=None, eps=1e-5, angles=None):
     x = x if norm_weight is None else F.rms_norm(x, norm_weight.shape, norm_weight, eps)
-    return torch.cat([F.linear(x, w) for w in (wq, wk, wv)], -1)
+    q, k, v = (F.linear(x, w) for w in (wq, wk, wv))
+    if angles is not None:
+        q, k = turned(q, angles), turned(k, angles)
+    return torch.cat([q, k, v], -1)
+
+
+def turned(x, angles):
+    """Neighbours in each head as a plane that is turned by its angle (T, d/2), by the matrix of the turn."""
+    cos, sin = np.cos(angles), np.sin(angles)
+    turn = torch.tensor(np.array([[cos, -sin], [sin, cos]]), dtype=x.dtype)
+    pairs = x.unflatten(-1, (-1, angles.shape[1], 2))
+    return torch.einsum("ijtk,...thkj->...thki", turn, pairs).flatten(-3)
+
+
+def joined_and_turned(*args, angles):
+    dtype = args[0].dtype
+    return joined(*args, np.cos(angles).astype(dtype), np.sin(angles).astype(dtype))
+
+
+joined_and_turned.definition = lambda *args, angles: joined.definition(
+    *args, np.cos(angles).astype(args[0].dtype), np.sin(angles).astype(args[0].dtype)
+)
 
 
 def arguments(lead, d_in, widths, normed):
@@ -34,6 +55,27 @@ def arguments(lead, d_in, widths, normed):
 def test_is_torch(lead, d_in, widths, normed):
     """Also with fewer features of keys and values, and with several tiles, the last one shorter."""
     check(joined, twin, arguments(lead, d_in, widths, normed), length=max(d_in, *widths, *lead, 1) ** 2)
+
+
+@pytest.mark.parametrize("lead", [(1, 1), (5,), (7, 3), (0, 3), many_rows((9, 100)), many_rows((2, 700))])
+@pytest.mark.parametrize(("half", "heads"), [(1, (3, 3)), (4, (4, 2))])
+def test_turned_heads_are_torch(lead, half, heads):
+    """One sequence and many, in tiles that end within one; as many heads of keys, and fewer."""
+    widths = [2 * half * n for n in (*heads, 1)]
+    angles = rng(2).uniform(-3, 3, (lead[-1], half))
+    operation = lambda *args: joined_and_turned(*args, angles=angles)
+    operation.definition = lambda *args: joined_and_turned.definition(*args, angles=angles)
+    reference = lambda *args: twin(*args, angles=angles)
+    check(operation, reference, arguments(lead, 6, widths, normed=True), length=max(*widths, *lead, 1) ** 2)
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2, 3, 4])
+def test_one_gradient_of_turned_heads_alone(wanted):
+    args, angles = arguments((2, 5), 3, (8, 4, 2), normed=True), rng(2).uniform(-3, 3, (5, 2))
+    _, full = derived(joined_and_turned, args, angles=angles)
+    operation = lambda leaf: joined_and_turned(*args[:wanted], leaf, *args[wanted + 1 :], angles=angles)
+    _, (alone,) = derived(operation, [args[wanted]])
+    np.testing.assert_allclose(alone, full[wanted], rtol=1e-13)
 
 
 @pytest.mark.parametrize("wanted", range(5))
@@ -156,8 +198,27 @@ def test_mistakes_are_explained(shapes, said):
         qkv_projection(*map(np.ones, shapes))
 
 
+@pytest.mark.parametrize(
+    ("cos", "sin", "said"),
+    [
+        ((5, 2), (5, 1), r"sin \(5, 1\)"),
+        ((4, 2), (4, 2), r"x \(2, 5, 3\), cos \(4, 2\)"),
+        ((1, 5, 2), (1, 5, 2), r"cos \(1, 5, 2\)"),
+        ((5, 2), None, r"sin \(\)"),
+        ((5, 3), (5, 3), r"heads of 6 features.*Got: 8 and 4"),
+    ],
+)
+def test_tables_that_do_not_fit(cos, sin, said):
+    tables = [None if shape is None else np.ones(shape) for shape in (cos, sin)]
+    with pytest.raises(ShapeError, match=f"(?s){said}"):
+        qkv_projection(*arguments((2, 5), 3, (8, 4, 2), normed=True), *tables)
+
+
 @of_the_threads
-def test_threads():
-    args = arguments((1500,), 64, (64, 32, 32), normed=True)
-    args = [a.astype(np.float32) if isinstance(a, np.ndarray) else a for a in args]
-    check_threads(joined, args)
+@pytest.mark.parametrize("turns", [False, True])
+def test_threads(turns):
+    args = arguments((20, 75), 64, (64, 32, 32), normed=True)
+    tables = rng(2).standard_normal((2, 75, 8)) if turns else ()
+    args = [a.astype(np.float32) if isinstance(a, np.ndarray) else a for a in [*args, *tables]]
+    operation = lambda *leaves: joined(*leaves[:5], 0.1, *args[6:])
+    check_threads(operation, args[:5])

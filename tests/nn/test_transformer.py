@@ -438,6 +438,65 @@ def test_a_block_is_its_layers_one_after_the_other_whichever_are_watched_or_repl
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-11)
 
 
+class Turned(nn.RotaryEmbedding):
+    """A rope with ways of its own."""
+
+    def forward(self, x, positions=None):
+        return super().forward(-x, positions)
+
+
+def rotary(kind=nn.RotaryEmbedding, layout="interleaved", attention=nn.MultiHeadAttention, **options):
+    """A change that gives a block rotary attention."""
+
+    def change(block):
+        rope = kind(4, max_seq_len=32, layout=layout)
+        block.attn = attention(8, 2, rope=rope, dtype="float64", generator=1, **options)
+
+    return change
+
+
+def also(change, *others):
+    return lambda block: [each(block) for each in (change, *others)]
+
+
+ROPES = [  # whether the product turns its results, the change, and the positions
+    (True, rotary(), None),
+    (True, rotary(num_kv_heads=1), [3, 9, 4, 0, 31]),
+    (False, rotary(), [[3, 9, 4, 0, 31], [0, 1, 2, 3, 4]]),
+    (False, rotary(layout="half"), None),
+    (False, rotary(kind=Turned), None),
+    (False, rotary(qk_norm=True), None),
+    (True, rotary(attention=nn.LinearAttention, rope_place="before"), None),
+    (False, rotary(attention=nn.LinearAttention, rope_place="after"), None),
+    (False, also(rotary(), lambda block: hooked(block.attn.rope)), None),
+    (False, also(rotary(), lambda block: patched(block.attn.rope)), None),
+    (False, also(rotary(), lambda block: setattr(block.attn.v_proj, "bias", nn.Parameter(np.arange(8.0)))), None),
+]
+
+
+@pytest.mark.cpu_only("which has the product that turns its results")
+@pytest.mark.parametrize(("fused", "change", "positions"), ROPES)
+def test_queries_and_keys_are_turned_by_their_product_where_nothing_comes_between(fused, change, positions):
+    x, found = np.random.default_rng(0).standard_normal((2, 5, 8)), []
+    block = nn.TransformerBlock(8, 2, 12, dtype="float64", generator=1)
+    change(block)
+    for whole in (True, False):
+        leaf = mg.Tensor(x, requires_grad=True)
+        for p in block.parameters():
+            p.grad = None
+        with mg.profile() as profile:
+            if whole:
+                out = block(leaf, positions=positions)
+            else:
+                middle = leaf + block.attn(block.ln1(leaf), is_causal=True, positions=positions)
+                out = middle + block.ffn(block.ln2(middle))
+        assert ("apply_rope" in str(profile)) == (not (whole and fused))
+        (out**2).sum().backward()
+        found.append([out.numpy(), *(mg.asarray(p.grad).numpy() for p in (leaf, *block.parameters()))])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-11)
+
+
 def test_the_layers_of_a_block_see_normalised_rows_and_may_be_others():
     """A hook on them gets what they did before the norm became a part of them; any layer may take their place."""
     block, seen = nn.TransformerBlock(8, 2), []

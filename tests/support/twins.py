@@ -145,9 +145,19 @@ def _linear(n, x, weight, bias=None):
     return y if bias is None else y + bias
 
 
-def _qkv(n, x, wq, wk, wv, gain=None, eps=1e-5):
+def _qkv(n, x, wq, wk, wv, gain=None, eps=1e-5, cos=None, sin=None):
     rows = x if gain is None else _rms_norm(n, x, None, gain, eps)
-    return [_linear(n, rows, w) for w in (wq, wk, wv)]
+    q, k, v = (_linear(n, rows, w) for w in (wq, wk, wv))
+    return [q, k, v] if cos is None else [_turned_rows(n, q, cos, sin), _turned_rows(n, k, cos, sin), v]
+
+
+def _turned_rows(n, x, cos, sin):
+    """Heads cut out of the rows, each turned."""
+    if not cos.shape[1]:
+        raise ValueError("heads without features")
+    heads = x.reshape(*x.shape[:-1], x.shape[-1] // (2 * cos.shape[1]), 2 * cos.shape[1])
+    a, b, cos, sin = heads[..., ::2], heads[..., 1::2], cos[:, None], sin[:, None]
+    return n.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
 
 
 def _swiglu_ffn(n, x, w1, w3, w2, gain=None, eps=1e-5, recompute=False):

@@ -24,7 +24,7 @@ def _forward(
     needs = needs if reduction != "none" else (False, False)
     half = half_for(x.dtype)
     losses, *gradients = _one_pass(x, weight, labels, _ones(labels, x), needs, half)
-    residuals = {"labels": labels, "gradients": OneShot([gradients] if any(needs) else []), "half": half}
+    residuals = {"heads": (labels, half), "gradients": OneShot([gradients] if any(needs) else [])}
     return reduced(losses, labels, reduction), residuals
 
 
@@ -66,9 +66,9 @@ def _one_pass(
 
 
 def _backward(
-    g: Array, x: Array, weight: Array, labels: Targets, gradients: OneShot, half: Any, needs: tuple[bool, bool]
+    g: Array, x: Array, weight: Array, heads: tuple[Targets, Any], gradients: OneShot, needs: tuple[bool, bool]
 ) -> tuple[Any, ...]:
-    work = accumulator(x.dtype)
+    work, (labels, half) = accumulator(x.dtype), heads
     if g.ndim:
         _, *scaled = _one_pass(x, weight, labels, scales(g, labels, work), needs, half)
     else:  # on a GPU a multiplication costs less than to ask whether g is 1

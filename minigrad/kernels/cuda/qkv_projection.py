@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from minigrad.backend import Array, array_module
-from minigrad.kernels.cuda.normed_rows import Product, joined, takes, weight_gradient
+from minigrad.kernels.cuda.normed_rows import ProductRows, joined, takes, weight_gradient
 from minigrad.kernels.qkv_projection import check_projections, qkv_projection
 from minigrad.ops._gemm import multiply_into
 
 
 def _forward(
-    x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, eps: float
+    x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, eps: float, cos: None, sin: None
 ) -> tuple[tuple[Array, ...], dict[str, Any]]:
     check_projections(x, wq, wk, wv, norm_weight, eps)
-    product = Product.of(x, norm_weight)
+    product = ProductRows.of(x, norm_weight)
     n, inverse = product.forward(eps)
     weights = product.below(wq, wk, wv)
     out = multiply_into(array_module(x).empty((len(n), len(weights)), product.dtype), n, weights.T)
@@ -24,10 +24,10 @@ def _forward(
 
 
 def _backward(
-    g: tuple[Array, ...], x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, inverse: Array,
-    needs: tuple[bool, ...],
+    g: tuple[Array, ...], x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, cos: None, sin: None,
+    inverse: Array, needs: tuple[bool, ...],
 ) -> tuple[Any, ...]:  # fmt: skip
-    product, xp = Product.of(x, norm_weight), array_module(x)
+    product, xp = ProductRows.of(x, norm_weight), array_module(x)
     product = product._replace(dtype=g[0].dtype)
     up = joined(g, len(product.x), product.dtype)
     gx = gnorm = None
@@ -40,7 +40,12 @@ def _backward(
         if needs[1 + i]:
             gweights[i] = weight_gradient(w, up[:, start : start + len(w)], n)
         start += len(w)
-    return None if gx is None else gx.reshape(x.shape), *gweights, gnorm
+    return None if gx is None else gx.reshape(x.shape), *gweights, gnorm, None, None
 
 
-qkv_projection.defgpu(_forward, _backward, lambda x, wq, wk, wv, norm_weight, eps: takes(x, (wq, wk, wv), norm_weight))
+def _fits(x: Any, wq: Any, wk: Any, wv: Any, norm_weight: Any, eps: float, cos: Any, sin: Any) -> bool:
+    """Without tables of turns: a card would gain nothing from them, and layers give it none."""
+    return cos is None and takes(x, (wq, wk, wv), norm_weight)
+
+
+qkv_projection.defgpu(_forward, _backward, _fits)

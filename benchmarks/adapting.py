@@ -1,11 +1,11 @@
-"""What LoRA costs and forgets, beside full fine-tuning: a model of the plays goes on to Python.
+"""What ways of adapting a model cost, learn and forget, beside full fine-tuning: from the plays on to Python.
 
-    python benchmarks/lora.py                 some ten minutes on one thread; a run that was stopped goes on
-    python benchmarks/lora.py --timing        the times of an update alone, in turns, on an idle machine
+    python benchmarks/adapting.py             some half an hour on one thread; a run that was stopped goes on
+    python benchmarks/adapting.py --timing    the times of an update alone, in turns, on an idle machine
 
 A small TransformerLM learns the ten plays. Then each way trains it on files of Python's standard library, from the same
-weights on the same batches. The learning rates of full fine-tuning and of LoRA are chosen on the validation part, the
-losses are those of parts that nothing was chosen on: the text's last tenth. ``--quick`` is for the tests.
+weights on the same batches. The learning rate of each method is chosen on the validation part, the losses are those of
+parts that nothing was chosen on: the text's last tenth. ``--quick`` is for the tests.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import os
 import statistics
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
 import numpy as np
-from harness import measuring, tables
+from harness import measuring, pictures, tables
 
 import minigrad as mg
 import nn
@@ -39,8 +40,18 @@ FILES = (
 )  # fmt: skip
 SHA256 = "b7c6191efc6e98caa91d6b7571f68b7071120338d8b88a5d4c35260b3e8cc773"  # of these files of Python 3.11
 SIZES: dict[str, Any] = {"vocab_size": 256, "context_length": 64, "d_model": 64, "num_layers": 3, "num_heads": 4}
-TARGETS = {"attention": "attn.*", "feed-forward": "ffn.*", "all": ("attn.*", "ffn.*")}
-RATES = {"full": (3e-4, 1e-3, 3e-3), "lora": (1e-3, 3e-3, 1e-2)}
+TARGETS: dict[str, dict[str, Any]] = {  # of each method, by the part of a block that is adapted
+    "LoRA": {"attention": "attn.*", "feed-forward": "ffn.*", "all": ("attn.*", "ffn.*")},
+    "adapters": {"attention": "output_proj", "feed-forward": "w2", "all": ("output_proj", "w2")},
+    "prefix": {"attention": "*attn"},
+}
+UNITS = {"LoRA": "rank", "adapters": "size", "prefix": "length"}
+RATES = {
+    "full": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    "LoRA": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    "adapters": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    "prefix": (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
+}
 
 
 class Plan(NamedTuple):
@@ -50,26 +61,32 @@ class Plan(NamedTuple):
     updates: int = 500
     batch_size: int = 16
     windows: int = 256  # of a loss
-    ranks: tuple[int, ...] = (1, 4, 16)
+    sizes: Mapping[str, tuple[int, ...]] = MappingProxyType(
+        {"LoRA": (1, 4, 16), "adapters": (4, 16, 64), "prefix": (4, 16, 64)}
+    )
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-QUICK = Plan(base_updates=4, updates=2, batch_size=2, windows=4, ranks=(1, 2), seeds=(0, 1))
+FEW = MappingProxyType({"LoRA": (1, 2), "adapters": (2, 3), "prefix": (2, 3)})
+QUICK = Plan(base_updates=4, updates=1, batch_size=2, windows=4, sizes=FEW, seeds=(0, 1))
 
 
 class Way(NamedTuple):
-    """A way of training on: LoRA of a rank in some layers, all weights (no rank), or none (no rate)."""
+    """A way of training on: a method and its rate, how much of it and where; "full" is all weights, "frozen" none."""
 
-    rate: float
-    rank: int = 0
+    method: str
+    rate: float = 0.0
+    size: int = 0
     where: str = ""
+    start: str = ""  # of a prefix: "text", that it has read some of the target text
 
     @property
     def title(self) -> str:
         """Its name in the table."""
-        if self.rank:
-            return f"LoRA, rank {self.rank}, {self.where}"
-        return "full fine-tuning" if self.rate else "frozen"
+        if self.method in UNITS:
+            read = ", from a text" if self.start else ""
+            return f"{self.method}, {UNITS[self.method]} {self.size}, {self.where}{read}"
+        return {"full": "full fine-tuning", "frozen": "frozen"}[self.method]
 
 
 def parts(text: bytes) -> dict[str, np.ndarray]:
@@ -118,13 +135,20 @@ def trainer(model: nn.TransformerLM, ids: np.ndarray, plan: Plan, rate: float, u
     return update
 
 
-def adapted(base: dict[str, Any], way: Way, seed: int) -> nn.TransformerLM:
-    """The base, ready to be trained in this way."""
+def adapted(base: dict[str, Any], way: Way, seed: int, text: np.ndarray) -> nn.TransformerLM:
+    """The base, ready to be trained in this way; a prefix may begin as what stands somewhere in the text."""
     model = nn.TransformerLM(**SIZES, generator=0)
     model.load_state_dict(base)
-    if way.rank:
-        nn.lora(model, way.rank, 2 * way.rank, TARGETS[way.where], generator=seed)
-    return model
+    if way.method not in TARGETS:
+        return model
+    targets = TARGETS[way.method][way.where]
+    if way.method == "LoRA":
+        return nn.lora(model, way.size, 2 * way.size, targets, generator=seed)
+    if way.method == "adapters":
+        return nn.adapters(model, way.size, targets, generator=seed)
+    place = np.random.default_rng(seed).integers(len(text) - way.size)
+    tokens = text[place : place + way.size] if way.start else None
+    return nn.prefixes(model, way.size, targets, tokens=tokens, generator=seed)
 
 
 def trained_base(texts: dict[str, dict[str, np.ndarray]], plan: Plan, path: Path) -> dict[str, Any]:
@@ -140,7 +164,8 @@ def trained_base(texts: dict[str, dict[str, np.ndarray]], plan: Plan, path: Path
 
 def run(base: dict[str, Any], texts: dict[str, dict[str, np.ndarray]], plan: Plan, way: Way, seed: int) -> Any:
     """What a way of training comes to."""
-    model, ids = adapted(base, way, seed), texts["python"]["training"]
+    ids = texts["python"]["training"]
+    model = adapted(base, way, seed, ids)
     numbers = [p.size for p in model.parameters() if p.requires_grad] if way.rate else []
     found = {"trained": sum(numbers), "share": 100 * sum(numbers) / sum(map(np.size, base.values()))}
     if way.rate:
@@ -171,37 +196,100 @@ class Results:
         return self.found[key]
 
 
-def study(results: Results, base: dict[str, Any], texts: Any, plan: Plan) -> tuple[list[Way], str]:
-    """All ways, and the table; rates are chosen for full fine-tuning, and for LoRA of a middle rank in all layers."""
-
-    def of(way: Way, seed: int = 0) -> Any:
-        return results.once(f"{way} seed {seed}", partial(run, base, texts, plan, way, seed))
-
-    middle = plan.ranks[len(plan.ranks) // 2]
-    tried = {"full": [Way(rate) for rate in RATES["full"]], "lora": [Way(r, middle, "all") for r in RATES["lora"]]}
-    best = {kind: min(ways, key=lambda way: of(way)["python validation"]) for kind, ways in tried.items()}
-    rate = best["lora"].rate
-    ways = [Way(0.0), best["full"], *(Way(rate, rank, where) for where in TARGETS for rank in plan.ranks)]
-    headline = [best["full"], ways[-1]]
-    rows = []
-    for way in ways:
-        found = [of(way, seed) for seed in (plan.seeds if way in headline else plan.seeds[:1])]
-        means = [statistics.mean(one[f"{text} test"] for one in found) for text in texts]
-        spread = max(max(v) - min(v) for v in ([one[f"{text} test"] for one in found] for text in texts))
-        first = found[0]
-        rows.append([way.title, first["share"], first.get("graph"), first.get("states"), *means, spread or None])
-    headers = ["way", "weights trained, %", "graph, MB", "gradients and moments, MB"]
-    table = tables.table([*headers, "loss on Python", "on the plays", "range over seeds"], rows)
-    rates = [
-        [str(way), *(of(way)[f"{text} validation"] for text in texts)] for tries in tried.values() for way in tries
+def grid(plan: Plan, rates: Mapping[str, float]) -> list[Way]:
+    """All rows of the table, in its order."""
+    adapted = [
+        Way(method, rates[method], size, where)
+        for method in TARGETS
+        for where in TARGETS[method]
+        for size in plan.sizes[method]
     ]
-    return ways, f"{table}\n\n{tables.table(['rate tried', 'validation: Python', 'plays'], rates)}"
+    read = Way("prefix", rates["prefix"], plan.sizes["prefix"][1], "attention", "text")
+    return [Way("frozen"), Way("full", rates["full"]), *adapted, read]
+
+
+def tried(plan: Plan) -> dict[str, list[Way]]:
+    """What the rate of each method is chosen by: its middle size, in all parts that it can adapt."""
+    return {
+        method: [
+            Way(method, rate, plan.sizes[method][1], list(TARGETS[method])[-1])
+            if method in UNITS
+            else Way(method, rate)
+            for rate in rates
+        ]
+        for method, rates in RATES.items()
+    }
+
+
+class Study:
+    """The results of all ways, each computed when it is first asked for."""
+
+    def __init__(self, results: Results, base: dict[str, Any], texts: Any, plan: Plan) -> None:
+        self.results, self.base, self.texts, self.plan = results, base, texts, plan
+        self.tried = tried(plan)
+        best = {
+            method: min(ways, key=lambda way: self.of(way)["python validation"]) for method, ways in self.tried.items()
+        }
+        self.ways = grid(plan, {method: way.rate for method, way in best.items()})
+
+    def of(self, way: Way, seed: int = 0) -> Any:
+        """What a way comes to."""
+        return self.results.once(f"{way} seed {seed}", partial(run, self.base, self.texts, self.plan, way, seed))
+
+    def losses(self, way: Way, part: str = "validation") -> tuple[float, float]:
+        """Those on Python and on the plays, at the first seed."""
+        found = self.of(way)
+        return found[f"python {part}"], found[f"plays {part}"]
+
+    def table(self) -> str:
+        """A row for each way; the largest of each method is a mean over all seeds."""
+        largest = {way.method: way for way in self.ways if not way.start}  # the last one of each
+        rows = []
+        for way in self.ways:
+            seeds = self.plan.seeds if way in largest.values() and way.rate else self.plan.seeds[:1]
+            found = [self.of(way, seed) for seed in seeds]
+            losses = [[one[f"{text} test"] for one in found] for text in self.texts]
+            spread = max(max(values) - min(values) for values in losses)
+            first = found[0]
+            costs = first["share"], first.get("graph"), first.get("states")
+            rows.append([way.title, *costs, *map(statistics.mean, losses), spread or None])
+        headers = ["way", "weights trained, %", "graph, MB", "gradients and moments, MB"]
+        return tables.table([*headers, "loss on Python", "on the plays", "range over seeds"], rows)
+
+    def rates(self) -> str:
+        """A row for each rate that was tried."""
+        ways = [way for several in self.tried.values() for way in several]
+        rows = [[way.title, f"{way.rate:g}", *self.losses(way)] for way in ways]
+        return tables.table(["way", "rate", "validation: Python", "plays"], rows)
+
+    def panels(self) -> list[pictures.Panel]:
+        """What is learned and forgotten at each rate, and what each size learns."""
+        by_rate = {ways[0].title: [(*self.losses(way), 0.0) for way in ways] for ways in self.tried.values()}
+        by_size: dict[str, list[tuple[float, float, float]]] = {}
+        for way in self.ways:
+            if way.size and not way.start:
+                point = self.of(way)["share"], self.losses(way, "test")[0], 0.0
+                by_size.setdefault(f"{way.method}, {way.where}", []).append(point)
+        titles = "each rate that was tried", "each size, at the best rate"
+        loss = "loss on Python"
+        return [
+            pictures.Panel(titles[0], loss, "loss on the plays", by_rate, log_x=False),
+            pictures.Panel(titles[1], "weights trained, %", loss, by_size),
+        ]
 
 
 def timing(base: dict[str, Any], texts: Any, plan: Plan, ways: list[Way], rounds: int) -> str:
     """ms an update of each way, and its ratio to full fine-tuning, in turns of one update."""
     updates = [
-        trainer(adapted(base, way, 0), texts["python"]["training"], plan, way.rate, plan.updates, 0) for way in ways
+        trainer(
+            adapted(base, way, 0, texts["python"]["training"]),
+            texts["python"]["training"],
+            plan,
+            way.rate,
+            plan.updates,
+            0,
+        )
+        for way in ways
     ]
     seconds: list[list[float]] = [[] for _ in ways]
     for number in range(rounds + 2):
@@ -218,8 +306,9 @@ def timing(base: dict[str, Any], texts: Any, plan: Plan, ways: list[Way], rounds
 def main() -> None:
     """Print the tables."""
     parser = tables.parser(__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("runs/lora"), help="of the base and the results")
+    parser.add_argument("--folder", type=Path, default=Path("runs/adapting"), help="of the base and the results")
     parser.add_argument("--quick", action="store_true", help="a few updates, to see that all runs")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the pictures there")
     parser.add_argument("--timing", action="store_true", help="times alone")
     options = parser.parse_args()
     mg.set_num_threads(1)
@@ -233,11 +322,15 @@ def main() -> None:
     same = "the pinned one" if digest == SHA256 else "another than the pinned one, of another Python"
     print(f"{measuring.machine()}, 1 thread; text of Python: {len(text)} bytes, {same} ({digest[:16]})\n")
     if options.timing:
-        ways = [Way(1e-3), *(Way(1e-3, rank, where) for where in TARGETS for rank in plan.ranks)]
+        ways = grid(plan, dict.fromkeys(RATES, 1e-3))[1:]
         print(timing(base, texts, plan, ways, 3 if options.quick else 40))
         return
     results = Results(folder / "results.json")
-    print(study(results, base, texts, plan)[1])
+    study = Study(results, base, texts, plan)
+    print(f"{study.table()}\n\n{study.rates()}")
+    if options.plot:
+        for panel, name in zip(study.panels(), ("rates", "sizes"), strict=True):
+            pictures.draw(options.plot / f"adapting-{name}.svg", [panel])
     tables.write_json(options.json, results.found)
 
 

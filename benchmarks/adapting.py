@@ -101,14 +101,14 @@ def python_text() -> bytes:
     return b"\n".join((library / file).read_bytes() for file in FILES if (library / file).exists())
 
 
-def drawn(ids: np.ndarray, plan: Plan, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def drawn(ids: np.ndarray, plan: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """A batch of sequences and of the bytes that follow."""
     starts = rng.integers(len(ids) - SIZES["context_length"], size=(plan.batch_size, 1))
     rows = ids[starts + np.arange(SIZES["context_length"] + 1)]
     return rows[:, :-1], rows[:, 1:]
 
 
-def loss_of(model: nn.TransformerLM, ids: np.ndarray, plan: Plan) -> float:
+def loss_of(model: nn.TransformerLM, ids: np.ndarray, plan: Any) -> float:
     """Nats a byte on windows that lie evenly over the text."""
     length = SIZES["context_length"]
     starts = np.linspace(0, len(ids) - length - 1, plan.windows).astype(int)[:, None]
@@ -117,7 +117,7 @@ def loss_of(model: nn.TransformerLM, ids: np.ndarray, plan: Plan) -> float:
         return float(model.loss(rows[:, :-1], rows[:, 1:]).item())
 
 
-def trainer(model: nn.TransformerLM, ids: np.ndarray, plan: Plan, rate: float, updates: int, seed: int) -> Any:
+def trainer(model: nn.TransformerLM, ids: np.ndarray, plan: Any, rate: float, updates: int, seed: int) -> Any:
     """A function that does the next update, AdamW with a warm-up and a cosine."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer, rng, done = optim.AdamW(trained, lr=rate), np.random.default_rng(seed), 0
@@ -151,7 +151,7 @@ def adapted(base: dict[str, Any], way: Way, seed: int, text: np.ndarray) -> nn.T
     return nn.prefixes(model, way.size, targets, tokens=tokens, generator=seed)
 
 
-def trained_base(texts: dict[str, dict[str, np.ndarray]], plan: Plan, path: Path) -> dict[str, Any]:
+def trained_base(texts: dict[str, dict[str, np.ndarray]], plan: Any, path: Path) -> dict[str, Any]:
     """The model of the plays, from the folder where it was made before."""
     if not path.exists():
         model = nn.TransformerLM(**SIZES, generator=0)

@@ -13,6 +13,7 @@ Read it from top to bottom: the configuration, the base and what is trained besi
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +23,12 @@ from typing import Any
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
 
+import numpy as np
 from text import corpus as texts
 from text.corpus import Corpus
 from text.models import METHODS, Language, Learned, adapted, context_problems, fingerprint, open_language
 from text.tokenizers import encode_prompt
-from train_lm import TextFlags, check_corpus, export_of, learn
+from train_lm import TextFlags, check_corpus, exports_of, learn, prompt_ids
 from training.console import run_program
 from training.flags import (
     FlagErrors,
@@ -35,6 +37,8 @@ from training.flags import (
     fraction,
     integer,
     kept_path,
+    not_negative,
+    number,
     one_of,
     positive,
     raise_any,
@@ -93,18 +97,39 @@ class Config(TextFlags):
     prefix_length: int | None = flag(None, integer(1), "keys and values of a prefix (default: 16)")
     prefix_text: str | None = flag(None, text, "text whose keys and values a prefix begins with (default: random ones)")
 
+    ewc: float | None = flag(
+        None, not_negative, "λ of elastic weight consolidation: how many predictions of the old task it stands for"
+    )
+    fisher_labels: str = flag("model", one_of("model", "data"), "of --ewc, whose Fisher is of drawn labels or of given")
+    l2_to_base: float | None = flag(None, not_negative, "λ of a term λ/2 (θ - θ*)², θ* being the weights of the base")
+    replay: float = flag(
+        0.0, number("a share from 0 to 1", lambda x: 0 <= x <= 1), "share of the training rows that are old examples"
+    )
+    replay_data: tuple[str, ...] | None = flag(
+        None, kept_path, "old examples, as --data, for --replay and --ewc (default: what the base writes)", many=True
+    )
+    replay_size: int = flag(256, integer(1), "old examples that are kept, of all in --replay-data a fair sample")
+
     def check(self) -> list[str]:
         """What is wrong with the flags together."""
         problems = super().check()
+        if holds := [spelling(name) for name in ("ewc", "l2_to_base") if getattr(self, name) is not None]:
+            if len(holds) > 1:
+                problems.append("--l2-to-base: expected none beside --ewc, which it is with a Fisher of 1")
+            if self.method != "full":
+                problems.append(f"{holds[0]}: expected --method full with it, got {self.method}, which keeps the base")
+        if self.replay_data and not self.replay and self.ewc is None:
+            problems.append("--replay-data: expected --replay or --ewc with it, got neither")
         names = {name for options in OPTIONS.values() for name in options}
         for name in sorted(name for name in names - OPTIONS[self.method].keys() if getattr(self, name)):
             fitting = " or ".join(method for method, options in OPTIONS.items() if name in options)
             problems.append(f"{spelling(name)}: expected --method {fitting} with it, got {self.method}")
         if self.method == "prefix" and self.prefix_text and self.prefix_length:
             problems.append("--prefix-length: expected none beside --prefix-text, whose tokens are counted")
-        if self.export_hf and self.method in ("adapters", "prefix"):
-            got = f"{self.method}, which transformers hasn't; OUT/adapter is saved alone"
-            problems.append(f"--export-hf: expected --method full or lora, got {got}")
+        for name, theirs in (("export_hf", "transformers"), ("export_gguf", "llama.cpp")):
+            if getattr(self, name) and self.method in ("adapters", "prefix"):
+                got = f"{self.method}, which {theirs} hasn't; OUT/adapter is saved alone"
+                problems.append(f"{spelling(name)}: expected --method full or lora, got {got}")
         files = [Path(file) for file in self.data or []]
         return problems + (texts.reading_problems(files, "byte", None) if files else [])
 
@@ -114,7 +139,9 @@ class Config(TextFlags):
         problems = [f"{spelling(name)}: expected one, got none" for name in missing]
         if self.init_from and not Path(self.init_from).is_dir():
             problems.append(f"--init-from: expected a run's folder or one of transformers, got {self.init_from}")
-        return problems
+        old = [Path(file) for file in self.replay_data or []]
+        found = texts.reading_problems(old, "byte", None) if old else []
+        return problems + [problem.replace("--data", "--replay-data") for problem in found]
 
 
 def adapting(config: Config) -> dict[str, Any]:
@@ -171,22 +198,66 @@ def prepared(config: Config, run: Run, base: Language) -> Any:
     return Learned(base.model)
 
 
+# ---- what is not to be forgotten -------------------------------------------------------------------------------------
+
+
+def old_examples(config: Config, run: Run, base: Language, corpus: Corpus) -> nn.Reservoir:
+    """Old examples: blocks of --replay-data, each with the same chance, or what the base writes itself.
+
+    None where no flag asks for them, or the checkpoint of a continued run has them. Of what is written the last part is
+    taken, so that examples begin anywhere in a text, as blocks do.
+    """
+    kept = nn.Reservoir(config.replay_size, generator=config.seed)
+    if run.checkpoint or config.eval_only or not (config.replay or config.ewc is not None):
+        return kept
+    length = config.block_size
+    if config.replay_data:
+        tokens = texts.read_tokens([Path(file) for file in config.replay_data], base.tokenizer)
+        for start in range(0, len(tokens) - length, length):
+            block = tokens[start : start + length + 1].astype(np.int64)[None]
+            kept.add(block[:, :-1], block[:, 1:])
+        if not kept.seen:
+            raise FlagErrors([f"--replay-data: expected more than {length} tokens, a block, got {len(tokens)}"])
+        return kept
+    prompt, rng = [*base.start, *prompt_ids(config, corpus)], np.random.default_rng(config.seed)
+    for first in range(0, config.replay_size, config.batch_size):
+        prompts = [prompt] * min(config.batch_size, config.replay_size - first)
+        rows = nn.generate(base.model, prompts, 2 * length, generator=rng)[:, -length - 1 :]
+        kept.add(rows[:, :-1], rows[:, 1:])
+    return kept
+
+
+def term_of(config: Config, model: Any, old: nn.Reservoir) -> nn.EWC | None:
+    """The term that holds the weights near the base's; that of a continued run is in its checkpoint."""
+    if config.ewc is None:
+        return None if config.l2_to_base is None else nn.EWC(model, config.l2_to_base)
+    draw = np.random.default_rng(config.seed)
+    importance = nn.fisher(model, [old.examples], config.fisher_labels, generator=draw) if old.seen else None
+    return nn.EWC(model, config.ewc, importance)
+
+
+# ---- the program -----------------------------------------------------------------------------------------------------
+
+
 def finetune(config: Config, run: Run) -> int:
     """Everything in order; returns the exit status."""
     base = open_base(config, run)
     corpus = read_data(config, run, base)
+    old = old_examples(config, run, base, corpus)
+    term = term_of(config, base.model, old)
     mg.random.seed(config.seed)
     saved = prepared(config, run, base)
-    export = export_of(config, run, corpus)
+    exports = exports_of(config, run, corpus)
     model = base.model.train()
-    status = learn(config, run, model, corpus, saved)
+    replayed = functools.partial(nn.Replay, reservoir=old, share=config.replay) if config.replay else None
+    status = learn(config, run, model, corpus, saved, term, replayed)
     if saved is not None and not config.eval_only and mg.distributed.rank() == 0:
         assert run.folder
         nn.save_adapter(model, run.folder / "adapter", base_model=run.about["base"]["path"])
         print(f"saved {run.folder / 'adapter'}, for --adapter of generate.py and evaluate.py")
-    if export:
-        if saved is not None:
-            nn.merge_adapters(model)
+    if exports and saved is not None:
+        nn.merge_adapters(model)
+    for export in exports:
         print(export.write(model))
     return status
 

@@ -212,7 +212,12 @@ class Speaker:
     def errors(self, lexicon: Lexicon, part: str, count: int = 0) -> Errors:
         """The errors on ``count`` words of a part (0: all); each pronunciation that is listed counts as right."""
         words = evenly_spaced(lexicon.parts[part], count)
-        return Errors.of(self.pronounce(list(words)), list(words.values()), [lexicon.families[word] for word in words])
+        return compared(self.pronounce(list(words)), words, lexicon)
+
+
+def compared(spoken: Sequence[Sequence[str]], words: Mapping[str, Any], lexicon: Lexicon) -> Errors:
+    """The errors of what was spoken for each of the words, beside what is listed for it."""
+    return Errors.of(spoken, list(words.values()), [lexicon.families[word] for word in words])
 
 
 def evenly_spaced(words: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -229,14 +234,17 @@ def evaluate(config: Config, speaker: Speaker, lexicon: Lexicon, run: Run) -> tu
     total, count = 0.0, 0
     speaker.model.eval()
     with mg.no_grad(), mg.autocast(config.dtype):
-        for first in range(0, len(pairs), 256):
+        for first in range(256 * mg.distributed.rank(), len(pairs), 256 * mg.distributed.size()):
             if run.stop.received:
                 return None
             source, target, labels = as_batch(pairs[first : first + 256])
             total += speaker.model.loss(source, target, labels, reduction="sum").item()
             count += int((labels != PAD).sum())
     speaker.model.train()
-    return total / count, measures(speaker.errors(lexicon, "validation", config.eval_words))
+    total, count = mg.distributed.all_reduce(np.array([total, count]))  # each process has every size-th batch
+    words = evenly_spaced(lexicon.parts["validation"], config.eval_words)
+    spoken = training_loop.shared_out(speaker.pronounce, list(words))
+    return float(total / count), measures(compared(spoken, words, lexicon))
 
 
 def measures(errors: Errors) -> dict[str, float]:
@@ -285,7 +293,7 @@ def train(config: Config, run: Run) -> int:
     status = training_loop.train(config, run, task, optimizer, scaler)
     if status == 0 and mg.distributed.rank() == 0:
         try:
-            print(held_out(config, open_newest(str(run.folder), PROGRAM), lexicon))
+            print(held_out(config, open_newest(str(run.folder), PROGRAM), lexicon))  # the others have nothing to do
         except KeyboardInterrupt:
             raise KeyboardInterrupt(run.saved()) from None
     return status

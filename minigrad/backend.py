@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -171,6 +172,18 @@ def load_cupy() -> Any:
     if cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc:  # not one that the user chose
         cupy.cuda.set_allocator(functools.partial(allocate, cupy, cupy.get_default_memory_pool()))
     return cupy
+
+
+def load_nccl() -> Any:
+    """CuPy's module of NCCL; a DeviceError that says how to get the library where it is absent."""
+    load_cupy()
+    with warnings.catch_warnings():  # CuPy warns where we raise
+        warnings.simplefilter("ignore")
+        from cupy.cuda import nccl
+    if not nccl.available:
+        hint = "pip install nvidia-nccl-cu12 beside CuPy for CUDA 12, nvidia-nccl-cu13 for 13"
+        raise DeviceError("NCCL, which exchanges arrays between GPUs", "no libnccl.so.2", hint)
+    return nccl
 
 
 _LIBRARIES = "pip install -e '.[cuda]' brings CUDA's for CUDA 12, '.[cuda13]' for 13"

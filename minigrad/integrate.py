@@ -22,6 +22,7 @@ from minigrad.engine.recording import enable_grad, is_grad_enabled
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, GraphError, ShapeError
 from minigrad.functional import vjp
+from minigrad.messages.arguments import as_floats
 from minigrad.messages.explain import describe, explained
 from minigrad.ops import astype, concatenate, ravel, reshape, stack, sum, zeros_like
 from minigrad.ops._scipy import cupy_lacks, scipy_module
@@ -115,7 +116,7 @@ def _of_one_vector(func: Callable[..., Any], args: Any, tfirst: bool) -> tuple[A
 
 def _start_and_times(y0: Any, t: Any) -> tuple[Any, Any]:
     """A state (n,) and times (k,) in order, as arrays or Tensors."""
-    y0, t = (v if hasattr(v, "ndim") else np.asarray(v, np.float64) for v in (y0, t))
+    y0, t = as_floats(y0, t)
     y0 = reshape(y0, (1,)) if y0.ndim == 0 else y0
     if y0.ndim != 1 or t.ndim != 1 or not t.shape[0]:
         got = f"{describe(y0)} and {describe(t)}"

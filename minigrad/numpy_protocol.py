@@ -187,6 +187,15 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.argmin, ops.argmin, "a=x axis out | keepdims"),
         (np.cumsum, ops.cumsum, "a=x axis dtype out"),
         (np.cumprod, ops.cumprod, "a=x axis dtype out"),
+        *(
+            (
+                getattr(np, f"cumulative_{name}"),
+                getattr(ops, f"cumulative_{name}"),
+                "x | axis dtype out include_initial",
+            )
+            for name in ("sum", "prod")
+            if hasattr(np, "cumulative_sum")
+        ),  # 2.1
         (np.trace, ops.trace, "a=x offset axis1 axis2 dtype out"),
         (np.average, _average, "a=x axis weights returned | keepdims"),
         (np.cov, ops.cov, "m=x | rowvar ddof"),

@@ -14,9 +14,13 @@ from minigrad.messages.habits import module_names
 from . import functional
 from .activation import GELU, GLU, Dropout, Flatten, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from .adapting import (
+    EWC,
+    Replay,
+    Reservoir,
     adapters,
     delete_adapter,
     disable_adapters,
+    fisher,
     load_adapter,
     lora,
     merge_adapters,
@@ -30,6 +34,7 @@ from .batch_norm import BatchNorm1d, BatchNorm2d
 from .batches import batches
 from .beam_search import Beam, beam_search
 from .cache import KVCache
+from .compressing import distillation_loss, quantize, save_gguf
 from .containers import ModuleDict, ModuleList, Sequential
 from .convolution import (
     AvgPool1d,
@@ -59,6 +64,7 @@ from .summary import summary
 from .transformer import TransformerBlock, TransformerLM
 
 __all__ = [
+    "EWC",
     "GEGLU",
     "GELU",
     "GLU",
@@ -93,6 +99,8 @@ __all__ = [
     "Parameter",
     "RMSNorm",
     "ReLU",
+    "Replay",
+    "Reservoir",
     "RotaryEmbedding",
     "Sequential",
     "SiLU",
@@ -109,6 +117,8 @@ __all__ = [
     "causal_mask",
     "delete_adapter",
     "disable_adapters",
+    "distillation_loss",
+    "fisher",
     "functional",
     "functional_call",
     "generate",
@@ -122,7 +132,9 @@ __all__ = [
     "padding_mask",
     "perplexity",
     "prefixes",
+    "quantize",
     "save_adapter",
+    "save_gguf",
     "save_llama",
     "save_pretrained",
     "set_adapter",

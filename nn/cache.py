@@ -106,15 +106,18 @@ class KVCache:
         what is dropped depends on the positions that count alone.
         """
         _check_unrecorded(k, v)
-        _, first, stop = self.hold(attention, k, v)
+        rooms, first, stop = self.hold(attention, k, v)
+        for room, new in zip(rooms, (k, v), strict=True):
+            room[..., stop - k.shape[-2] : stop, :] = array_of(new)
         held = self._own[attention]
         k, v = held.upto(stop + held.gone, first + held.gone, self.sinks)
         return asarray(k), asarray(v)
 
     def hold(self, attention: Any, k: Any, v: Any) -> tuple[tuple[Array, Array], int, int]:
-        """``extend`` in place: the rooms (..., heads, size, d) of a layer, and from where to where the new ones see.
+        """Where keys and values such as these belong, for a caller that writes them there, as ``extend`` does.
 
-        The sinks, which stand before, are seen besides.
+        The rooms (..., heads, size, d) of a layer, and from where to where the new ones see, which are the last before
+        ``stop``. The sinks, which stand before, are seen besides.
         """
         stop, window = self.length + k.shape[-2], self._window(attention, k.shape[-2])
         gone = int(max(0, self.length + 1 - window - self.sinks))
@@ -124,10 +127,7 @@ class KVCache:
             raise ShapeError(expected, f"{k.shape[:-2]}", "reset() the cache for another batch")
         if held is None or stop - held.gone > held.rooms[0].shape[-2]:
             size = max(stop - gone, int(min(self.max_length, self.sinks + 2 * window)))
-            held = self._moved(held, k, v, size, gone)
-        for room, new in zip(held.rooms, (k, v), strict=True):
-            room[..., self.length - held.gone : stop - held.gone, :] = array_of(new)
-        self._own[attention] = held
+            held = self._own[attention] = self._moved(held, k, v, size, gone)
         return held.rooms, gone - held.gone, stop - held.gone
 
     def _window(self, attention: Any, count: int) -> float:

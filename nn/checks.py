@@ -46,12 +46,21 @@ def check_probability(p: Any) -> float:
     return float(p)
 
 
-def warn_of_width(x: Any, weight: Any) -> None:
-    """Warn of float64 data before a layer of float32, whose results NumPy's promotion makes float64 from there on.
+def warn_of_width(module: Any, x: Any, output: Any) -> None:
+    """Warn of float64 data that made the results of a float32 module float64, by NumPy's promotion, from there on.
 
-    Python shows it once for each line. What takes a gradient is left alone: who differentiates in float64 means it.
+    The call of a module says so, and for all modules in one of ours that one alone; Python shows it once for each line.
+    What takes a gradient is left alone: who differentiates in float64 means it.
     """
-    if x.dtype == np.float64 and weight.dtype == np.float32 and not getattr(x, "requires_grad", False):
+    if getattr(x, "requires_grad", False) or getattr(output, "dtype", None) != np.float64:
+        return
+    call = frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
+        frame = frame.f_back
+        if frame.f_code is call.f_code:
+            return
+    first = next(iter(module.parameters()), None)
+    if first is not None and first.dtype == np.float32:
         hint = "x.astype('float32') keeps float32, model.to('float64') says that float64 is meant"
         warn(f"float64 data make a float32 model compute in float64, at half the speed: {hint}", UserWarning)
 

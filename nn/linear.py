@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from minigrad.backend import DType
 from minigrad.errors import IndexRangeError
 from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
-from .checks import as_ids, check_sizes, warn_of_width
+from .checks import as_ids, check_sizes
 from .module import Module, is_plain
 from .parameter import constant, matrix, truncated_normal
 
@@ -42,9 +40,7 @@ class Linear(Module):
         self.bias = constant(out_features, 0.0, dtype, device) if bias else None
 
     def forward(self, x: TensorLike) -> Tensor:
-        """``x Wᵀ + b``; data wider than the weights give a warning, since all that follows becomes as wide."""
-        if x.dtype != self.weight.dtype if isinstance(x, np.ndarray | Tensor) else False:
-            warn_of_width(x, self.weight)
+        """``x Wᵀ + b``."""
         return F.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:

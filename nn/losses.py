@@ -11,7 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import Tensor, absolute, asarray, clip, exp, log, minimum, softplus, sqrt, take_along_axis, where
+from minigrad import (
+    Tensor,
+    absolute,
+    asarray,
+    clip,
+    exp,
+    hypot,
+    log,
+    minimum,
+    norm,
+    softplus,
+    sqrt,
+    take_along_axis,
+    where,
+)
 from minigrad.backend import accumulator, array_module, array_of, is_on_gpu, to_device_of
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.messages.explain import explained
@@ -274,7 +288,7 @@ def gaussian_nll_loss(
     if bool((array_of(spread) < 0).any()):
         raise ArgumentError("variances from 0", "a negative one", "exp makes every number positive")
     v = where(array_of(spread) < eps, eps, spread)
-    losses = 0.5 * (log(v) + (x - t) ** 2 / v)
+    losses = 0.5 * (log(v) + ((x - t) / sqrt(v)) ** 2)  # where the quotient fits, the square need not
     return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
 
 
@@ -333,7 +347,8 @@ def cosine_embedding_loss(
     """
     first, second = _checked(input1, input2, reduction)
     sign = array_of(as_operand(target))
-    cosine = ((first * second).sum(-1)) / sqrt(((first * first).sum(-1) + 1e-12) * ((second * second).sum(-1) + 1e-12))
+    a, b = (v / hypot(norm(v, 2, -1, keepdims=True), 1e-6) for v in (first, second))  # √(|v|² + 1e-12)
+    cosine = (a * b).sum(-1)
     return _reduced(where(sign == 1, 1 - cosine, 0) + where(sign == -1, _rectified(cosine - margin), 0), reduction)
 
 

@@ -31,6 +31,7 @@ from minigrad.errors import (
 from minigrad.messages.explain import describe, explain_methods, explained
 from minigrad.messages.habits import hints
 from minigrad.tensor import Handle
+from .checks import warn_of_width
 from .parameter import Parameter
 
 M = TypeVar("M", bound="Module")
@@ -336,6 +337,8 @@ class Module:
             if not error.layer and (path := vars(self)["_path"]):  # the innermost tells
                 error.layer = f"{path[:-1]}, a {type(self).__name__}"
             raise
+        if args and getattr(args[0], "dtype", None) == np.float64:
+            warn_of_width(self, args[0], output)
         for hook in tuple(self._hooks):
             changed = hook(self, args, output)
             output = output if changed is None else changed
@@ -410,6 +413,7 @@ LEVELS = 50  # that a text shows
 DEPTH = 32  # levels between modules that a pickle begins with
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserList)
 PLAIN = {bool, int, float, str, type(None), Parameter}  # of most attributes: asked first, to be quick
+EMPTIED = {dict, list}  # of hooks and buffers, which few modules have
 LEAVES = {bool, int, float, str, bytes, type(None)}
 HINTS = {
     **dict.fromkeys(("missing", "unexpected"), "strict=False permits names that are missing or unexpected"),
@@ -482,7 +486,9 @@ def _name(walk: Iterator[tuple[str, Module]]) -> int:
 def _attributes(module: Module) -> list[tuple[str, Any]]:
     """What a module keeps besides parts; at first also what its class keeps, in tuples, since no walk looks there."""
     held = [
-        (name, v) for name, v in vars(module).items() if type(v) not in PLAIN and not isinstance(v, Module | Tensor)
+        (name, v)
+        for name, v in vars(module).items()
+        if type(v) not in PLAIN and not isinstance(v, Module | Tensor) and not (type(v) in EMPTIED and not v)
     ]
     for cls in () if module._searched else type(module).__mro__[:-1]:
         held += [(name, (value,)) for name, value in vars(cls).items() if isinstance(value, Module | Parameter)]

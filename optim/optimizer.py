@@ -297,9 +297,10 @@ class Optimizer:
 
         Raises StateError, and changes nothing, where groups, names or shapes are not those of this optimizer.
         """
-        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
-            got = str(sorted(state_dict)) if isinstance(state_dict, Mapping) else describe(state_dict)
-            raise StateError("a state dict with 'state' and 'param_groups'", got, "optimizer.state_dict() gives one")
+        if not isinstance(state_dict, Mapping) or state_dict.keys() != {"state", "param_groups"}:
+            got = str(sorted(map(str, state_dict))) if isinstance(state_dict, Mapping) else describe(state_dict)
+            hint = "optimizer.state_dict() gives one; keep other things beside it"
+            raise StateError("a state dict with 'state' and 'param_groups' alone", got, hint)
         groups = self._loaded_groups(state_dict["param_groups"])
         state = self._loaded_state(state_dict["state"], groups)
         self.param_groups, self.state, self._skipped = groups, state, None

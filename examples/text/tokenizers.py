@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from training.flags import Kind, encodable, how_to_install, raise_any
+from training.flags import Kind, encodable, how_to_install, named, raise_any
 
 from minigrad.errors import ArgumentError, FileFormatError, MiniGradError
 from nn.checks import is_whole
@@ -149,6 +149,7 @@ class BpeTokenizer:
     def trained(cls, text: str, vocab_size: int) -> BpeTokenizer:
         """Learn up to ``vocab_size`` tokens from ``text``, beginning with the 256 bytes, so no text is unknown."""
         library = tokenizers_library()
+        vocab_size = min(vocab_size, 256 + len(text.encode()))  # each joins two; the library takes memory for all
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
@@ -300,7 +301,7 @@ MADE: dict[str, Callable[[str, str, int | None], Tokenizer]] = {
 TOKENIZER = Kind(
     "NAME",
     f"{', '.join(MADE)} or the path of a tokenizer.json",
-    convert=lambda name: name if name in MADE else os.path.abspath(name),
+    convert=lambda name: name if name in MADE else os.path.abspath(named(name)),
     legal=lambda name: name in MADE or name.endswith(".json") or Path(name).is_file(),
 )
 

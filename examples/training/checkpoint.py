@@ -131,7 +131,8 @@ LEGAL: dict[str, Callable[[Any], bool]] = {
     "best_step": lambda value: value is None or _is_whole(value),
     "seconds": lambda value: value is not None and _number(value),
     **dict.fromkeys(("val_loss", "first_loss", "best_loss"), _number),
-    **dict.fromkeys(("config", "model", "corpus", "last"), lambda value: isinstance(value, dict)),
+    **dict.fromkeys(("config", "model", "corpus"), lambda value: isinstance(value, dict)),
+    "last": lambda value: isinstance(value, dict) and all(map(_number, value.values())),
     "parts": lambda value: (
         isinstance(value, dict) and all(isinstance(part, dict) for part in value.values()) and _names(value, r"\w+")
     ),

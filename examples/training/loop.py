@@ -6,9 +6,10 @@ the rest, with the flags of ``TrainingFlags``. Reading order: ``train``, ``updat
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +44,8 @@ class Task:
     evaluate: Callable[[], tuple[float, dict[str, float]] | None]  # validation loss and more; None: a signal came
     sample: Callable[[int], str]  # what the model can do at this step, to look at
     saved: Any = None  # the part of the model that checkpoints hold, by default all of it
+    overlap: mg.distributed.Overlap | None = None  # exchanges the gradients of several processes beside the last pass
+    parts: Mapping[str, Any] = field(default_factory=dict)  # what else they hold, of a term of the loss, say
     step: Step | None = None  # made at the first update
 
 
@@ -57,11 +60,13 @@ def prepare(config: TrainingFlags, run: Run, task: Task) -> tuple[optim.AdamW, o
     groups = optim.decay_groups(task.model.named_parameters(), config.weight_decay)
     optimizer = optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
     scaler = optim.GradScaler(enabled=config.dtype == "float16")
-    parts = {"model": task.saved or task.model, "optimizer": optimizer, "batches": task.batches}
+    parts = {"model": task.saved or task.model, "optimizer": optimizer, "batches": task.batches, **task.parts}
     if scaler.enabled:
         parts["scaler"], run.facts = scaler, lambda: loss_scale(scaler)
     run.attach(**parts)
     begin_together(config, run, task)
+    if config.overlap:
+        task.overlap = mg.distributed.Overlap(task.model.parameters())
     print(nn.summary(task.model))
     loops = ", compiled loops (numba)" if run.compiled else ""
     run.print(f"{config.dtype} on {config.device}{loops}, {run.origin}")
@@ -73,6 +78,7 @@ def begin_together(config: TrainingFlags, run: Run, task: Task) -> None:
     mg.distributed.broadcast_model(task.model)
     if ranks := mg.distributed.size() - 1:
         run.print(f"{ranks + 1} processes of {mg.get_num_threads()} threads, each with its part of the batch")
+        run.print(*mg.distributed.get_communicator().names)  # mpiexec names a killed one by its process
     if rank := mg.distributed.rank():
         mg.random.seed(int(np.random.SeedSequence([config.seed, run.step, rank]).generate_state(1)[0]))
 
@@ -82,6 +88,18 @@ def my_rows(micro_batch: MicroBatch) -> MicroBatch:
     rank, size = mg.distributed.rank(), mg.distributed.size()
     rows = [len(part) for part in micro_batch]
     return tuple(part[rank * n // size : (rank + 1) * n // size] for part, n in zip(micro_batch, rows, strict=True))
+
+
+def shared_out(function: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
+    """``function(items)``, item by item a result for JSON, of which each process computes its part."""
+    rank, size = mg.distributed.rank(), mg.distributed.size()
+    text = np.frombuffer(json.dumps(function(list(items[rank::size]))).encode(), np.uint8)
+    lengths = mg.distributed.all_gather(np.array([len(text)]))
+    texts = mg.distributed.all_gather(np.pad(text, (0, lengths.max() - len(text)), constant_values=ord(" "))[None])
+    found = [None] * len(items)
+    for other, part in enumerate(texts):
+        found[other::size] = json.loads(part.tobytes())
+    return found
 
 
 def loss_scale(scaler: optim.GradScaler) -> dict[str, int]:
@@ -98,17 +116,18 @@ def train(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, s
     watch = mg.detect_anomaly() if config.detect_anomaly else np.errstate(all="ignore")  # update() looks itself
     with run.writing(), watch:
         while True:
-            if run.evaluation_due and (found := task.evaluate()):
-                run.evaluated(*found)
-            run.stop.agree()
-            run.report()
-            if run.checkpoint_due:
-                mg.distributed.check_replicas(task.model)
-                run.save()
-            if run.sample_due and mg.distributed.rank() == 0:
-                run.print(f"---- sample at step {run.step}\n{task.sample(run.step)}\n----")
-            if run.finished:
-                return run.conclude()
+            with mg.distributed.long_work():
+                if run.evaluation_due and (found := task.evaluate()):
+                    run.evaluated(*found)
+                run.stop.agree()
+                run.report()
+                if run.checkpoint_due:
+                    mg.distributed.check_replicas(task.model)
+                    run.save()
+                if run.sample_due and mg.distributed.rank() == 0:
+                    run.print(f"---- sample at step {run.step}\n{task.sample(run.step)}\n----")
+                if run.finished:
+                    return run.conclude()
             update(config, run, task, optimizer, scaler)
 
 
@@ -173,23 +192,32 @@ class Step:
 
     def compute(self, micro_batches: list[MicroBatch], shares: list[Any], tokens: int = 0) -> tuple[Any, ...]:
         """The same, kernel by kernel."""
-        loss = backward(self.task.loss, micro_batches, shares, self.config.dtype, self.scaler)
+        task, dtype = self.task, self.config.dtype
+        loss = backward(task.loss, micro_batches, shares, dtype, self.scaler, task.overlap, tokens)
         if mg.distributed.size() > 1:
-            total = mg.distributed.average_gradients(self.task.model.parameters(), tokens)
-            loss, tokens = mg.distributed.all_reduce(np.float64(loss) * tokens / (total or 1))[()], int(total)
+            loss, tokens = over_all(task, loss, tokens)
         self.scaler.unscale_(self.optimizer)
-        norm = optim.clip_grad_norm(self.task.model.parameters(), self.config.grad_clip or math.inf)
+        norm = optim.clip_grad_norm(task.model.parameters(), self.config.grad_clip or math.inf)
         good = np.isfinite(loss) & np.isfinite(norm)
         fine = good | self.scaler.enabled
-        if (
-            self.config.device == "cpu" and not fine
-        ):  # a GPU leaves the step out, and is asked at the next line of the log
+        if self.config.device == "cpu" and not fine:  # a GPU leaves it out, and is asked at the next line of the log
             what = "gradient norm" if np.isfinite(loss) else "loss"
-            raise non_finite(what, self.task.model, lambda: [self.task.model(*inputs) for *inputs, _ in micro_batches])
+            raise non_finite(what, task.model, lambda: [task.model(*inputs) for *inputs, _ in micro_batches])
         self.scaler.step(self.optimizer, where=good)
         self.scaler.update()
         self.optimizer.zero_grad()
         return loss, norm, fine, tokens
+
+
+def over_all(task: Task, loss: Any, tokens: int) -> tuple[Any, int]:
+    """The loss and the tokens of all processes; averages their gradients too, where that isn't done."""
+    params = list(task.model.parameters())
+    if task.overlap:
+        total = float(mg.distributed.all_reduce(np.float64(tokens)))
+    else:
+        total = mg.distributed.average_gradients(params, tokens)
+    loss = array_module(params[0].data).asarray(loss, "float64") * (tokens / (total or 1))  # where the others have it
+    return mg.distributed.all_reduce(loss)[()], int(total)
 
 
 def learning_rate(config: TrainingFlags, step: int) -> float:
@@ -214,24 +242,29 @@ def backward(
     shares: Sequence[Any],
     dtype: str,
     scaler: optim.GradScaler,
+    overlap: mg.distributed.Overlap | None = None,
+    tokens: int = 0,
 ) -> Any:
     """The loss over all counted tokens of the micro-batches, with its gradient added to that of the parameters.
 
     It is a number on the device of the parameters, which nobody waits for. Matrix products are made in ``dtype``, and
     the gradient is that of the loss times the scaler's factor; the loss is returned without it.
 
-    ``loss_of(*micro_batch)`` is the mean over the tokens of one micro-batch, ``shares`` what part of all tokens these
-    are. With n_i tokens in micro-batch i, loss = Σ n_i loss_i / Σ n_i: the same as one batch of them all, whatever
-    their lengths.
+    ``loss_of(*micro_batch)`` is the mean over the tokens of one micro-batch, ``shares`` what part of all ``tokens``
+    these are. With n_i tokens in micro-batch i, loss = Σ n_i loss_i / Σ n_i: the same as one batch of them all,
+    whatever their lengths. With ``overlap`` the last of them exchanges the gradients of all processes.
     """
     result: Any = 0.0
-    for micro_batch, share in zip(micro_batches, shares, strict=True):
-        if not len(micro_batch[-1]):  # of a batch with fewer rows than processes
-            continue
-        with mg.autocast(dtype):
-            loss = loss_of(*micro_batch) * share
-        scaler.scale(loss).backward()
-        result = result + loss.data
+    for k, (micro_batch, share) in enumerate(zip(micro_batches, shares, strict=True), 1):
+        scaled = None
+        if len(micro_batch[-1]):  # a batch may have fewer rows than there are processes
+            with mg.autocast(dtype):
+                loss = loss_of(*micro_batch) * share
+            scaled, result = scaler.scale(loss), result + loss.data
+        if overlap and k == len(micro_batches):
+            overlap.backward(scaled, tokens)
+        elif scaled is not None:
+            scaled.backward()
     return result
 
 

@@ -5,6 +5,7 @@
 
 from minigrad.kernels.attention import attention as attention
 from minigrad.kernels.batch_norm import normalize_batch as normalize_batch
+from minigrad.kernels.blocks import block_product as block_product
 from minigrad.kernels.convolution import convolution as convolution
 from minigrad.kernels.convolution import transposed_convolution as transposed_convolution
 from minigrad.kernels.cross_entropy import cross_entropy as cross_entropy

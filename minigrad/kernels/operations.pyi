@@ -27,6 +27,7 @@ def avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> X: ...
+def block_product(x: Operand[X], blocks: Operand[X], layout: str, transposed: bool = False) -> X: ...
 def convolution(
     x: Operand[X],
     weight: Operand[X],

@@ -8,14 +8,14 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, complaint, is_array, is_bfloat16, is_on_gpu
-from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
-from minigrad.messages.explain import describe
+from minigrad.backend import Array, Axes, array_of, complaint, is_array, is_bfloat16, is_on_gpu, to_gpu_of_any
+from minigrad.errors import ArgumentError, CallError, DTypeError, MiniGradError, ShapeError
+from minigrad.messages.explain import describe, explanation
 
 Check: TypeAlias = Callable[[Any, str], Any]  # (value, what it is) to the value in the form that the function takes
 
@@ -37,6 +37,36 @@ def as_operand(value: Any, what: str) -> Any:
     if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
         raise DTypeError("booleans, integers or real numbers", describe(value), complaint(value.dtype.kind))
     return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))  # kernels read bytes
+
+
+def as_floats(*values: Any) -> list[Any]:
+    """The values with axes: numbers and nested lists in float64, on the GPU of any of them, others as they are.
+
+    >>> as_floats([1, 2], 2)
+    [array([1., 2.]), array(2.)]
+    """
+    found = [as_operand(v, "an argument") if next(tensors_in([v]), None) is not None else v for v in values]
+    return [v if hasattr(v, "ndim") else to_gpu_of_any(np.asarray(v, np.float64), found) for v in found]
+
+
+def again_with_arrays(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], error: Exception) -> Any:
+    """The result for arrays in the places of numbers, of which ``operation`` has asked in vain for axes or a dtype.
+
+    It is called where a call has failed, so that no other pays for it. Beside an array, which a number must not widen,
+    and after any other ``error``, that is explained and raised.
+    """
+    named = [*zip(operation.names, args, strict=False), *kwargs.items()]
+    arrays = {name for name, check in operation.checks.items() if check is as_operand}
+    numbers = {name: np.asarray(v) for name, v in named if name in arrays and isinstance(v, int | float)}
+    alone = numbers and not any(is_array(array_of(v)) for v in (*args, *kwargs.values()))
+    if not (alone and isinstance(getattr(error, "origin", error), AttributeError)):
+        raise explanation(operation, args, kwargs, error)
+    places = (*operation.names, *[""] * len(args))
+    given = [numbers.get(name, v) for name, v in zip(places, args, strict=False)]
+    try:
+        return operation(*given, **{name: numbers.get(name, v) for name, v in kwargs.items()})
+    except MiniGradError as refused:
+        raise refused from None
 
 
 def plain_array(array: Any) -> Any:

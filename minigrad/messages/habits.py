@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from minigrad.errors import AttributeHintError
 
@@ -53,17 +56,29 @@ def unknown_name(label: str, name: str) -> AttributeHintError:
     return AttributeHintError(f"a name that {label} has", f".{name}", _name_hint(name))
 
 
+MODULES = ("minigrad", "nn", "nn.functional", "optim", "minigrad.linalg", "minigrad.special")
+
+
 def _name_hint(name: str) -> str:
-    for module in ("minigrad", "nn", "nn.functional", "optim"):
-        if name in getattr(sys.modules.get(module), "__all__", ()):
-            return f"use {module}.{name}"
-    if name in NAMES:
-        return f"use {NAMES[name]}"
-    if name in OUT_OF_SCOPE:
-        return f"out of scope: {OUT_OF_SCOPE[name]}"
+    ours = {found: module for module in MODULES[::-1] for found in getattr(sys.modules.get(module), "__all__", ())}
+    if name in ours:
+        return f"use {ours[name]}.{name}"
+    if use := _row(NAMES, name):
+        return f"use {use}"
     if name.endswith("_") and not name.startswith("_"):
         return f"nothing works in place: x = x.{NAMES.get(name[:-1], name[:-1])}(…)"
-    return "dir() lists them"
+    spelled, plain = {found.lower().replace("_", ""): found for found in ours}, name.lower().replace("_", "")
+    if alike := spelled.get(plain) or spelled.get(plain.removesuffix("loss")):  # the function of a class, SmoothL1Loss
+        return f"use {ours[alike]}.{alike}"
+    if why := _row(OUT_OF_SCOPE, name):
+        return f"out of scope: {why}"
+    return f"np.{name} takes x.numpy(), without a gradient" if hasattr(np, name) else "dir() lists them"
+
+
+def _row(table: dict[str, str], name: str) -> str | None:
+    """The hint of a name, or of the first pattern that it fits."""
+    fitting = (hint for pattern, hint in table.items() if "*" in pattern and fnmatchcase(name, pattern))
+    return table.get(name) or next(fitting, None)
 
 
 class RefusedName:
@@ -86,7 +101,7 @@ def refuse_names(kind: type, others: Collection[str]) -> None:
     """
     there = dir(kind)
     in_place = {f"{name}_" for name in (*NAMES, *there) if not name.startswith("_")}
-    for name in in_place.union(NAMES, OUT_OF_SCOPE, others).difference(there):
+    for name in filter(str.isidentifier, in_place.union(NAMES, OUT_OF_SCOPE, others).difference(there)):
         setattr(kind.__bases__[0], name, RefusedName(name))
 
 

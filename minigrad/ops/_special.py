@@ -7,6 +7,7 @@ float64, whatever comes.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -57,12 +58,13 @@ def polygamma(n: Any, x: Any) -> Any:
 
 
 def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute in float64, in silence, and give the result in the dtype of the floating-point arguments."""
+    """Compute in float64, in silence, and give the result in the dtype of the floating-point arguments; orders stay."""
+    orders = [p.annotation == "int" for p in inspect.signature(function).parameters.values()][1:]
 
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:
         xp, dtype = array_module(*args), floating(args) or np.dtype(np.float64)
-        wide = [a if type(a) is int else xp.asarray(a, dtype=np.float64) for a in args]
+        wide = [a if order else xp.asarray(a, dtype=np.float64) for a, order in zip(args, orders, strict=True)]
         with np.errstate(all="ignore"):
             return cast_to(function(xp, *wide), dtype)
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, accumulator, array_module, array_of, as_arrays, to_numpy
+from minigrad.backend import Array, Axes, accumulator, array_module, array_of, as_arrays, is_on_gpu, to_numpy
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.messages.arguments import as_floats
 from minigrad.messages.explain import describe
 from minigrad.ops.elementwise import multiply, sqrt
 from minigrad.ops.linalg import matmul
 from minigrad.ops.piecewise import astype, clip, where
 from minigrad.ops.reduce import max as largest
-from minigrad.ops.reduce import mean, sum
+from minigrad.ops.reduce import mean, power_of_two, scale_of, std, sum
 from minigrad.ops.reduce import min as smallest
 from minigrad.ops.shape import (
     as_tuple,
@@ -72,7 +73,13 @@ def average(x: Array, axis: Axes = None, weights: Array | None = None, keepdims:
     whole = sum(w, axis, keepdims)
     if not bool((array_of(whole) != 0).all()):  # which waits for a GPU
         raise ArgumentError("weights whose sum is not 0", describe(w), "an average divides by it")
-    return astype(sum(multiply(x, w), axis, keepdims) / whole, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = sum(multiply(x, w), axis, keepdims) / whole
+    size = abs(array_of(whole))
+    if not bool(((size > 2**-24) & (size < 2**24) & (abs(array_of(found)) < math.inf)).all()):
+        share = w / scale_of(array_of(w), axis)  # the products may have left the range where the average fits
+        found = sum(multiply(x, share / sum(share, axis, True)), axis, keepdims)
+    return astype(found, dtype)
 
 
 # ---- of several variables -------------------------------------------------------------------------------------------
@@ -117,7 +124,13 @@ def corrcoef(x: Array, rowvar: bool = True) -> Array:
     [[1. 1.]
      [1. 1.]]
     """
-    covariances = cov(x, rowvar)
+    with np.errstate(over="ignore", invalid="ignore"):
+        covariances = cov(x, rowvar)
+    variances = array_of(covariances).reshape(-1)[:: len(covariances) + 1 if covariances.ndim else 1]
+    least = float(np.finfo(variances.dtype).tiny) * 2**24
+    if not is_on_gpu(variances) and not ((variances > least) & (variances < math.inf)).all():
+        deviation = std(array_of(x), 1 if rowvar and x.ndim > 1 else 0, keepdims=True)
+        covariances = cov(x / power_of_two(deviation), rowvar)  # squares left the range: those of ordinary numbers
     if not covariances.ndim:
         return covariances / covariances
     deviation = sqrt(diagonal(covariances))
@@ -246,7 +259,7 @@ def quantile(x: Array, q: Any, axis: Axes = None, keepdims: bool = False) -> Arr
     >>> print(quantile(np.array([1.0, 2.0, 4.0]), [0.0, 0.75]))
     [1. 3.]
     """
-    shares: Any = q if hasattr(q, "ndim") else np.asarray(q, dtype=np.float64)
+    (shares,) = as_floats(q)
     plain = to_numpy(array_of(shares))
     if plain.ndim > 1 or not ((plain >= 0) & (plain <= 1)).all():
         raise ArgumentError("q from 0 to 1, a number or a vector of them", describe(q), "percentile takes 0 to 100")
@@ -289,4 +302,4 @@ def percentile(x: Array, q: Any, axis: Axes = None, keepdims: bool = False) -> A
     >>> print(percentile(np.array([1.0, 2.0, 4.0]), 50))
     2.0
     """
-    return quantile(x, (q if hasattr(q, "ndim") else np.asarray(q)) / 100, axis, keepdims)
+    return quantile(x, as_floats(q)[0] / 100, axis, keepdims)

@@ -17,11 +17,10 @@ from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import LinAlgError, ShapeError
-from minigrad.messages.arguments import as_int
+from minigrad.messages.arguments import as_floats, as_int
 from minigrad.messages.explain import describe
-from minigrad.ops._matrices import dominant, lapack, mT
+from minigrad.ops._matrices import dominant, lapack, mT, rounding
 from minigrad.ops._scipy import cupy_lacks, scipy_module
-from minigrad.ops.decompositions import rounding
 from minigrad.ops.linalg import matmul
 from minigrad.ops.reduce import sum
 from minigrad.ops.shape import expand_dims, pad_constant, squeeze, stack
@@ -196,7 +195,7 @@ def solve_banded(l_and_u: Any, ab: Array, b: Array) -> Array:
     >>> print(solve_banded((0, 1), ab, np.array([3.0, 3.0, 2.0])))
     [1. 1. 1.]
     """
-    ab, b = (x if hasattr(x, "ndim") else np.asarray(x) for x in (ab, b))
+    ab, b = as_floats(ab, b)
     lower, upper = (as_int(n, "l_and_u") for n in l_and_u)
     if min(lower, upper) < 0 or b.ndim not in (1, 2) or ab.shape != (lower + upper + 1, b.shape[0]):
         got = f"l_and_u {tuple(l_and_u)}, ab {describe(ab)}, b {describe(b)}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeVar
 
+from minigrad.backend import is_floating
 from minigrad.errors import ArgumentError
 from minigrad.messages.explain import describe
 from minigrad.tensor import TensorLike
@@ -64,12 +65,23 @@ class Aside:
 # ---- which layers ----------------------------------------------------------------------------------------------------
 
 
+def kinds_of(kind: type[Adapted]) -> dict[type[Module], type[Adapted]]:
+    """The class of layers that ``kind`` adapts, and those of its subclasses, with the adapted class of each."""
+    return {made.plain: made for made in (kind, *kind.__subclasses__())}
+
+
+def place_of(layer: Any) -> dict[str, Any]:
+    """The dtype and the device for what is learned beside a Linear: those of its weight, float32 where it is blocks."""
+    weight = layer.weight
+    return {"dtype": weight.dtype if is_floating(weight.dtype) else "float32", "device": weight.device}
+
+
 def layers_for(model: Module, kind: type[Adapted]) -> dict[str, Any]:
     """The layers that ``kind`` can adapt, by their names: each as it was made, adapted ones among them."""
+    kinds = kinds_of(kind)
+    classes = {*kinds, *kinds.values()}
     return {
-        path: layer
-        for path, layer in model.named_modules()
-        if type(layer) in (kind, kind.plain) and "forward" not in vars(layer)
+        path: layer for path, layer in model.named_modules() if type(layer) in classes and "forward" not in vars(layer)
     }
 
 
@@ -79,7 +91,7 @@ def matching(model: Module, targets: str | Iterable[str], kind: type[Adapted] = 
         raise ArgumentError("a module to adapt", describe(model), "nn.lora(model, rank=8)")
     patterns = [targets] if isinstance(targets, str) else list(targets)
     layers = layers_for(model, kind)
-    found = {pattern: [path for path in layers if _matches(path, pattern)] for pattern in patterns}
+    found = {pattern: [path for path in layers if matches(path, pattern)] for pattern in patterns}
     absent = [pattern for pattern, paths in found.items() if not paths]
     if absent or not patterns:
         got = f"{few(absent)} of no layer" if patterns else "no pattern"
@@ -88,7 +100,7 @@ def matching(model: Module, targets: str | Iterable[str], kind: type[Adapted] = 
     return {path: layer for path, layer in layers.items() if any(path in paths for paths in found.values())}
 
 
-def _matches(path: str, pattern: Any) -> bool:
+def matches(path: str, pattern: Any) -> bool:
     """Whether a pattern matches a dotted name, or the end of it from a dot on."""
     return fnmatchcase(path, str(pattern)) or fnmatchcase(path, f"*.{pattern}")
 
@@ -118,7 +130,7 @@ def add(model: M, layers: Mapping[str, Any], kind: type[Adapted], made: Mapping[
     for path, layer in layers.items():
         if not isinstance(layer, kind):
             layer.adapters = ModuleDict()
-            layer.__class__ = kind
+            layer.__class__ = kinds_of(kind)[type(layer)]
         layer.adapters[name] = made[path].train(layer.training)
     set_adapter(model, name)
     return model
@@ -256,11 +268,11 @@ def set_aside(layer: Any, weight: Parameter | None = None) -> None:
 
 def take_back(layer: Any) -> None:
     """Make the layer an adapted one again, where the model is now, and of the dtype that it has."""
-    aside, now = vars(layer).pop("aside"), next(layer.parameters())
+    aside, now = vars(layer).pop("aside"), next(layer.parameters(), None)  # none in a layer of blocks without bias
     if aside.weight is not None:
         vars(layer).update(weight=aside.weight)
     layer.adapters, layer.active = aside.adapters, aside.active
     layer.__class__ = aside.kind
     layer.adapters.train(layer.training)
-    if any((p.device, p.dtype) != (now.device, now.dtype) for p in layer.parameters()):
+    if now is not None and any((p.device, p.dtype) != (now.device, now.dtype) for p in layer.parameters()):
         layer.to(now.device, now.dtype)

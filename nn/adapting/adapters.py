@@ -15,7 +15,7 @@ from ..feedforward import ACTIVATIONS
 from ..linear import Linear
 from ..module import Module
 from ..parameter import constant, truncated_normal
-from .adapted import AdaptedLinear, M, add, check_name, matching
+from .adapted import AdaptedLinear, M, add, check_name, matching, place_of
 
 ENDS = ("*attn.output_proj", "*ffn.w2")  # the layers that attention and a feed-forward layer end with, by our names
 
@@ -32,8 +32,7 @@ class Bottleneck(Module):
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise ArgumentError(f"an activation of {sorted(ACTIVATIONS)}", repr(activation), "'gelu' is usual")
         self.size, self.activation = size, activation
-        width = layer.weight.shape[0]
-        place: dict[str, Any] = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+        width, place = layer.out_features, place_of(layer)
         self.down = truncated_normal((size, width), 1 / math.sqrt(width), generator=generator, **place)
         self.down_bias = constant(size, 0.0, **place)
         self.up = constant((width, size), 0.0, **place)

@@ -30,6 +30,7 @@ from .adapted import (
     layers_aside,
     matching,
     merged_layers,
+    place_of,
     refuse_aside,
     set_aside,
     take_back,
@@ -50,8 +51,7 @@ class LowRank(Module):
         super().__init__()
         self.rank, self.alpha, self.dropout, self.rank_stabilized = rank, alpha, dropout, rank_stabilized
         self.scale = alpha / (math.sqrt(rank) if rank_stabilized else rank)
-        out_features, in_features = layer.weight.shape
-        place: dict[str, Any] = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+        out_features, in_features, place = layer.out_features, layer.in_features, place_of(layer)
         self.lora_A = truncated_normal((rank, in_features), 1 / math.sqrt(in_features), generator=generator, **place)
         self.lora_B = constant((out_features, rank), 0.0, **place)
 
@@ -119,9 +119,8 @@ def adapt(
     if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 < alpha < math.inf:
         raise ArgumentError("an alpha above 0", repr(alpha), "twice the rank is usual")
     check_name(model, name)
-    if small := [
-        f"{path or 'its'} {layer.weight.shape}" for path, layer in layers.items() if min(layer.weight.shape) < rank
-    ]:
+    shapes = {path: (layer.out_features, layer.in_features) for path, layer in layers.items()}
+    if small := [f"{path or 'its'} {shape}" for path, shape in shapes.items() if min(shape) < rank]:
         hint = "at that rank B A is any matrix: take less"
         raise ArgumentError("a rank up to the smaller size of each layer", f"rank={rank}: {few(small)}", hint)
     generator = random.generator(generator)
@@ -154,6 +153,11 @@ def merge_adapters(model: Module) -> None:
     changes = {path: layer.change for path, layer in layers.items() if layer.change is not None}
     if others := sorted({type(change).__name__ for change in changes.values()} - {"LowRank"}):
         raise ArgumentError("an active adapter that is a LoRA", f"a {others[0]}", "no weights do what it does")
+    if blocks := [path for path in changes if not isinstance(layers[path].weight, Parameter)]:
+        got = f"quantized ones: {few(blocks)}"
+        raise ArgumentError(
+            "weights that an adapter can be added to", got, "merge before nn.quantize, or leave it beside"
+        )
     merged = {path: change.added_to(layers[path].weight) for path, change in changes.items()}
     if wrong := [path for path, weight in merged.items() if not array_module(weight).isfinite(weight).all()]:
         got = f"a NaN or an infinity in {few(wrong)}"

@@ -27,7 +27,7 @@ from ..masks import token_ids
 from ..module import Module
 from ..parameter import truncated_normal
 from ..positional import RotaryEmbedding, frequencies_of
-from .adapted import Adapted, M, add, check_name, disable_adapters, matching
+from .adapted import Adapted, M, add, check_name, disable_adapters, matching, place_of
 
 ATTENTION = "*attn"  # the attention layers, by our names
 STD = 0.1  # of the numbers that a prefix starts from
@@ -41,8 +41,7 @@ class Prefix(Module):
 
     def __init__(self, layer: MultiHeadAttention, length: int, generator: Any) -> None:
         super().__init__()
-        weight = layer.k_proj.weight
-        options: dict[str, Any] = {"dtype": weight.dtype, "device": weight.device, "generator": generator}
+        options: dict[str, Any] = {**place_of(layer.k_proj), "generator": generator}
         self.keys = truncated_normal((layer.num_kv_heads, length, layer.key_dim), STD, **options)
         self.values = truncated_normal((layer.num_kv_heads, length, layer.head_dim), STD, **options)
 

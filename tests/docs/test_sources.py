@@ -292,6 +292,18 @@ def _() -> None:
     same(layer(X), y + np.maximum(y @ down.T + down_bias, 0) @ up.T + up_bias)
 
 
+@row("EWC")
+def _() -> None:
+    """A bias alone: ∂ log p(y)/∂b_c = 1[c = y] - p_c, with the mean square p_c (1 - p_c), here of a fair coin 1/4."""
+    coin = nn.Linear(1, 2)
+    coin.load_state_dict({"weight": np.zeros((2, 1)), "bias": np.zeros(2)})
+    fisher = nn.fisher(coin, [(np.zeros((3, 1), "float32"), np.zeros(3, int))])
+    np.testing.assert_allclose(fisher["bias"], 1 / 4)
+    term = nn.EWC(coin, 6.0, fisher)
+    coin.bias.data += 2.0
+    assert term().item() == 6 / 2 * 2 * (1 / 4) * 2.0**2
+
+
 @row("prefixes")
 def _() -> None:
     """Of one head, whose projections are the identity."""

@@ -211,6 +211,46 @@ def test_hints_name_what_there_is() -> None:
     assert not OUT_OF_SCOPE.keys() & {*NAMES, *mg.__all__, *nn.__all__, *F.__all__, *optim.__all__}
 
 
+def classes(module: Any) -> set[str]:
+    """The public names of a module of torch that are classes, and no parts of its own machinery."""
+    own = {"Container", "UninitializedBuffer", "UninitializedParameter", "DataChunk", "LinearCrossEntropyOptions"}
+    found = {name for name, value in vars(module).items() if isinstance(value, type) and name[0].isupper()}
+    return {name for name in found - own if vars(module)[name].__module__.startswith("torch")}
+
+
+def test_what_torch_has_is_named_or_said_to_be_out_of_scope() -> None:
+    """Each class of torch's layers, optimizers, schedules and data, each function of its layers; some of NumPy's."""
+    torch = pytest.importorskip("torch")
+    from torch.optim import lr_scheduler
+    from torch.utils import data
+
+    functions = {name for name, value in vars(torch.nn.functional).items() if callable(value) and name.islower()}
+    machinery = {name for name in functions if re.search("torch_function|scaled_mm|grouped_mm|assert_|dispatch", name)}
+    machinery |= {"conv_tbc", "native_channel_shuffle", "multi_head_attention_forward"}
+    asked = [(nn, name) for part in (torch.nn, data) for name in classes(part)]
+    asked += [(optim, name) for part in (torch.optim, lr_scheduler) for name in classes(part)]
+    asked += [(F, name) for name in functions - machinery if not name.startswith("_")]
+    asked += [(mg, name) for name in ("isclose", "unique", "det", "gammaln", "vmap", "LSTMCell")]
+    assert len(asked) > 300
+    assert not [name for owner, name in asked if "dir() lists" in answer(owner, name)]
+    for owner, name, hint in (
+        (nn, "SmoothL1Loss", "use nn.functional.smooth_l1_loss"),
+        (nn, "LazyConv2d", "out of scope: a layer is told its sizes"),
+        (mg, "det", "use minigrad.linalg.det"),
+        (mg, "isclose", "np.isclose takes x.numpy()"),
+    ):
+        assert hint in answer(owner, name)
+
+
+def answer(owner: Any, name: str) -> str:
+    """The error for a name that isn't there; nothing where it is."""
+    try:
+        getattr(owner, name)
+    except AttributeError as error:
+        return str(error)
+    return ""
+
+
 def test_the_table_of_hints_is_whole() -> None:
     """Each section is found, each row has its parts, no name stands twice, and no hint for NumPy's errors is unused."""
     text = (ROOT / "minigrad" / "messages" / "hints.txt").read_text()

@@ -53,6 +53,13 @@ def test_bpe_joins_what_occurs_together() -> None:
     assert tokenizer.decode(tokenizer.encode("entirely új")) == "entirely új"
 
 
+def test_a_vocabulary_larger_than_the_text_can_fill_takes_no_memory() -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = BpeTokenizer.trained("abab", 10**30)
+    assert tokenizer.vocab_size == 256 + 2  # ab, and abab
+    assert tokenizer.as_json() == BpeTokenizer.trained("abab", 1000).as_json()
+
+
 def test_halves_of_a_character_and_unknown_characters() -> None:
     assert ByteTokenizer().decode([0xC3, 65]) == "\ufffdA"
     with pytest.raises(MiniGradError, match="'z' at character 1"):

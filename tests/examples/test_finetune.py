@@ -367,3 +367,90 @@ def test_a_base_that_changed_is_refused(
     shutil.rmtree(tmp_path / "own")
     assert generate.main(f"--device cpu --checkpoint {tmp_path / 'out'}".split()) == 2
     assert "own" in capsys.readouterr().err
+
+
+KEPT = {
+    "ewc": "--ewc 5 --replay-data {text} --replay-size 4",
+    "ewc of what the base writes": "--ewc 5 --fisher-labels data --replay-size 3",
+    "l2": "--l2-to-base 0.1",
+    "replay": "--replay 0.5 --replay-data {text} --replay-size 6",
+    "generated": "--replay 0.5 --replay-size 3",
+}
+
+
+@pytest.mark.parametrize("way", KEPT)
+def test_what_is_not_to_be_forgotten_is_part_of_the_checkpoint(
+    tune: Tune, base: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the middle and continued, all files of the run are the same bits; old examples aren't made again."""
+    flags = f"--method full {KEPT[way]} --eval-interval 3 --lr-decay-iters 8".format(text=base / "text.txt")
+    assert tune("whole", f"{flags} --max-iters 8") == 0
+    assert tune("parts", f"{flags} --max-iters 4") == 0
+    monkeypatch.setattr(nn, "fisher", None)
+    assert tune("parts", f"{flags} --max-iters 8 --sample-tokens 0") == 0
+    parts, whole = (tmp_path / name / "step_00000008" for name in ("parts", "whole"))
+    names = sorted(file.name for file in whole.glob("*.safetensors"))
+    assert names == sorted(file.name for file in parts.glob("*.safetensors"))
+    assert ("ewc.safetensors" in names) == ("replay" not in way and way != "generated")
+    assert all((parts / name).read_bytes() == (whole / name).read_bytes() for name in names)
+    states = [json.loads((folder / "meta.json").read_text()) for folder in (parts, whole)]
+    assert states[0]["parts"] == states[1]["parts"]
+
+
+def test_a_strong_hold_keeps_the_weights_and_old_rows_keep_the_old_loss(tune: Tune, base: Path, tmp_path: Path) -> None:
+    start = mg.load(open_checkpoint(base / "run").path / "model.safetensors")
+
+    def distance(name: str, flags: str) -> float:
+        assert tune(name, f"--method full --max-iters 12 {flags}") == 0
+        end = mg.load(open_checkpoint(tmp_path / name).path / "model.safetensors")
+        return math.sqrt(sum(float(((end[key] - start[key]) ** 2).sum()) for key in start))
+
+    plain, held = distance("plain", ""), distance("held", "--l2-to-base 100")
+    assert held < plain / 3
+    assert distance("ewc", f"--ewc 1e5 --replay-data {base / 'text.txt'} --replay-size 8") < plain / 2
+    assert tune("old", f"--method full --max-iters 12 --replay 1 --replay-data {base / 'text.txt'}") == 0
+    tokens = np.frombuffer(TEXT.encode(), np.uint8)
+    old, forgot = (nn.perplexity(open_language(str(tmp_path / name)).model, tokens, 8, 8) for name in ("old", "plain"))
+    assert old < forgot
+
+
+def test_training_stops_after_so_many_evaluations_without_a_better_loss(
+    tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a rate that only harms, the best loss is the first; patience counts from it, also in a continued run."""
+    flags = "--method full --learning-rate 3 --warmup-iters 0 --grad-clip 0 --eval-interval 2"
+    assert tune("out", f"{flags} --max-iters 40 --patience 3") == 0
+    found = losses(tmp_path / "out")
+    assert len(found) == 4 and min(found) == found[0]
+    assert "stopped early: 3 evaluations in a row" in capsys.readouterr().out
+    assert open_checkpoint(tmp_path / "out").step == 6
+    assert tune("out", f"{flags} --patience 5") == 0
+    assert open_checkpoint(tmp_path / "out").step == 10
+    assert tune("out", f"{flags} --patience 5") == 0
+    assert open_checkpoint(tmp_path / "out").step == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--method lora --ewc 1", "--ewc: expected --method full with it, got lora"),
+        ("--method full --ewc 1 --l2-to-base 1", "--l2-to-base: expected none beside --ewc"),
+        ("--method full --replay-data code.txt", "--replay-data: expected --replay or --ewc with it"),
+        ("--method full --replay 1.5", "--replay: expected a share from 0 to 1, got '1.5'"),
+        ("--method full --replay 0.5 --replay-data absent.txt", "--replay-data: expected a file to read, got"),
+        ("--patience 2 --eval-interval 0", "--patience: expected --eval-interval above 0"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(
+    tune: Tune, capsys: pytest.CaptureFixture[str], flags: str, said: str
+) -> None:
+    assert tune("out", f"{flags} --max-iters 2") == 2
+    assert said in capsys.readouterr().err
+
+
+def test_old_examples_shorter_than_a_block_are_refused(
+    tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    assert tune("out", f"--method full --replay 0.5 --replay-data {tmp_path / 'short.txt'} --max-iters 2") == 2
+    assert "--replay-data: expected more than 8 tokens" in capsys.readouterr().err

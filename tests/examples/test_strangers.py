@@ -264,7 +264,8 @@ CONFIG_WRONG: list[tuple[str, Any]] = [
     ("config.tokenizer", 3), ("config.tie_embeddings", 1), ("config.prompt", 3), ("config.n_embd", 10**30),
     ("config", ...), ("config", None), ("config", []), ("random", ...), ("random", 3), ("random", {}),
     ("parts.batches", {}), ("parts.batches", {"random": {"bit_generator": "MT19937"}}), ("parts.optimizer", {}),
-    ("parts.optimizer.param_groups", 3), ("last", []), ("best_step", "x"), ("best_loss", []), ("seconds", "x"),
+    ("parts.optimizer.param_groups", 3), ("last", []), ("last.lr", "x"), ("last.grad_norm", [1]),
+    ("best_step", "x"), ("best_loss", []), ("seconds", "x"),
     ("seconds", None),
     ("seconds", 10**400), ("best_loss", 10**400),
 ]  # fmt: skip
@@ -305,6 +306,18 @@ def test_an_array_larger_than_memory_is_never_made(handed: Path, capsys: pytest.
     assert name in capsys.readouterr().err
     with pytest.raises(OutOfMemoryError, match=name):
         mg.load(file)
+
+
+@pytest.mark.parametrize(("part", "of"), [("optimizer", "model"), ("model", "optimizer")])
+def test_arrays_in_the_place_of_others_are_refused(
+    handed: Path, capsys: pytest.CaptureFixture[str], part: str, of: str
+) -> None:
+    """The moments of an optimizer would be lost in silence, where what a file holds beside them were passed over."""
+    step = handed / "step_00000002"
+    shutil.copyfile(step / f"{of}.safetensors", step / f"{part}.safetensors")
+    assert train_lm.main(["--resume", str(handed), "--max-iters", "3", "--no-progress"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("train_lm.py: expected ") and str(step) in line
 
 
 def test_a_copy_of_a_step_folder_is_averaged_with_itself(handed: Path) -> None:

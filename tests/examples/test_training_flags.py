@@ -5,6 +5,9 @@ import re
 import sys
 from dataclasses import dataclass
 
+import evaluate
+import g2p
+import generate
 import pytest
 import train_lm
 from training import flags as tf
@@ -89,7 +92,21 @@ def test_what_would_never_end_is_refused_also_in_a_checkpoint(flag: str) -> None
 
 def test_values_may_begin_with_a_dash_or_be_empty() -> None:
     assert parse("--learning-rate 1 --data -x -1 --tie") == {"learning_rate": 1.0, "data": ["-x", "-1"], "tie": True}
-    assert parse("--data=") == {"data": [""]}
+    assert tf.parse(train_lm.Config, ["--prompt="], "prog", "")[0] == {"prompt": ""}
+
+
+@pytest.mark.parametrize("config", [train_lm.Config, generate.Config, evaluate.Config, g2p.Config])
+def test_no_value_that_a_flag_takes_is_too_large_or_no_path(config: type) -> None:
+    """Of each flag of each program: a whole number that no float is, a path that names nothing, or that no file has."""
+    fields = [field for field in dataclasses.fields(config) if field.metadata["kind"]]
+    wrong = {"N": ["1" + "0" * 400, str(2**53 + 1)], "PATH": ["", "a\0b"], "NAME": ["", "a\0.json"]}
+    tried = 0
+    for field in fields:
+        for value in wrong.get(field.metadata["kind"].metavar, []):
+            given, (problem,) = tf.parse(config, [f"{tf.spelling(field.name)}={value}"], "prog", "")
+            assert given == {} and problem.startswith(f"{tf.spelling(field.name)}: expected "), (field.name, problem)
+            tried += 1
+    assert tried > 4
 
 
 @pytest.mark.parametrize("line", ["--help", "-h", "-hx", "--help=foo", "--max-iters few --help"])

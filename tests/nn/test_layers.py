@@ -253,3 +253,48 @@ def test_float64_data_before_float32_weights_give_a_warning_and_nothing_else_doe
     model(data.astype(np.float32)), model(data.tolist()), model(mg.Tensor(data, requires_grad=True))
     model.to("float64")(data)
     model.to("float16")(data.astype(np.float32))
+
+
+class Scaled(nn.Module):
+    """A module of a user's own, which may narrow its input itself."""
+
+    def __init__(self, narrow: bool = False) -> None:
+        super().__init__()
+        self.scale, self.narrow = nn.Parameter([1.0] * 4), narrow
+
+    def forward(self, x):
+        return (x.astype("float32") if self.narrow else x) * self.scale
+
+
+WITH_WEIGHTS = {
+    "Linear": (lambda: nn.Linear(4, 2), (3, 4)),
+    "Conv1d": (lambda: nn.Conv1d(4, 2, 1), (1, 4, 3)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 2, 1), (1, 4, 3, 3)),
+    "LayerNorm": (lambda: nn.LayerNorm(4), (3, 4)),
+    "RMSNorm": (lambda: nn.RMSNorm(4), (3, 4)),
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(4), (3, 4)),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), (3, 4)),
+    "SwiGLU": (lambda: nn.SwiGLU(4, 8), (3, 4)),
+    "MultiHeadAttention": (lambda: nn.MultiHeadAttention(4, 2), (1, 3, 4)),
+    "TransformerBlock": (lambda: nn.TransformerBlock(4, 2, 8), (1, 3, 4)),
+    "Sequential": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(4, 2)), (3, 4)),
+    "Sequential in another": (lambda: nn.Sequential(nn.Sequential(nn.Conv1d(4, 2, 1))), (1, 4, 3)),
+    "a user's own": (Scaled, (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
+def test_float64_data_before_float32_weights_are_warned_of(name):
+    make, shape = WITH_WEIGHTS[name]
+    with pytest.warns(UserWarning, match=r"float64 data.*astype\('float32'\)") as caught:
+        assert make()(np.ones(shape)).dtype == np.float64
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.filterwarnings("error")
+def test_float64_that_is_meant_is_not_warned_of():
+    data = np.ones((3, 4))
+    assert Scaled(narrow=True)(data).dtype == np.float32
+    assert nn.LayerNorm(4).to(dtype="float64")(data).dtype == np.float64
+    assert nn.Sequential(nn.ReLU())(data).dtype == np.float64
+    assert mg.grad(lambda x: nn.LayerNorm(4)(x).sum())(data).dtype == np.float64

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import minigrad as mg
+import nn.functional as F
 
 WIDE = np.longdouble
 host_alone = pytest.mark.cpu_only("a GPU doesn't look for a sum or product that left the range: docs/cuda.md")
@@ -377,3 +378,48 @@ def test_sums_whose_partial_sums_leave_the_range():
     with pytest.warns(RuntimeWarning, match="overflow"):
         assert x[0, :2].sum().item() == np.inf
         np.testing.assert_array_equal(x[0].cumsum().data, np.float32([3e38, np.inf, 3e38, 3e38]))
+
+
+# ---- quotients, which stay the same where both parts are multiplied by a power of two --------------------------------
+
+QUOTIENTS = {  # of arrays x and y; the results of x · 2^i and y · 2^j are those of x and y, times 2^i for the average
+    "average": lambda x, y, power: mg.average(x, 1, abs(y)) / power,
+    "average of all": lambda x, y, power: mg.average(x, weights=y) / power,
+    "corrcoef": lambda x, y, power: mg.corrcoef(mg.concatenate([x, y])),
+    "corrcoef of columns": lambda x, y, power: mg.corrcoef(mg.concatenate([x, y]).T, rowvar=False),
+    "corrcoef of a vector": lambda x, y, power: mg.corrcoef(x[0]) + mg.corrcoef(y[1]),
+    "cosine_similarity": lambda x, y, power: F.cosine_similarity(x, y, eps=0.0),
+    "cosine_embedding_loss": lambda x, y, power: F.cosine_embedding_loss(x, y, np.array([1, -1], x.dtype), -1.0),
+}
+
+
+@host_alone
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_quotients_whose_parts_leave_the_range(name, dtype):
+    rows = np.array([[3.0, 4.0, 1.5], [-1.0, 1.75, -1.25]]), np.array([[1.0, -2.0, 2.5], [0.5, 3.0, 1.0]])
+    far = 2.0 ** (np.finfo(dtype).maxexp * 3 // 4)
+    least = 1.0 if name == "cosine_embedding_loss" else 1 / far  # it has an eps of its own
+
+    def result(powers):
+        x, y = (
+            mg.Tensor((row * power).astype(dtype), requires_grad=True) for row, power in zip(rows, powers, strict=True)
+        )
+        with np.errstate(all="raise", under="ignore"):
+            out = QUOTIENTS[name](x, y, dtype(powers[0]))
+            gradients = mg.grad(out, [x, y], np.cos(np.arange(out.size)).reshape(out.shape).astype(dtype))
+        return [out.data, *(g.data * dtype(power) for g, power in zip(gradients, powers, strict=True))]
+
+    plain = result((1.0, 1.0))
+    for powers in [(far, far), (far, 1.0), (1.0, far), (least, least), (least, far), (far, least), (1.0, least)]:
+        for found, wanted in zip(result(powers), plain, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4 if dtype == np.float32 else 1e-12, atol=2e-6)
+
+
+def test_a_square_over_a_variance_that_fits():
+    x, v = (mg.Tensor(np.array([n], np.float32), requires_grad=True) for n in (1e20, 1e30))
+    loss = F.gaussian_nll_loss(x, np.zeros(1, np.float32), v)
+    loss.backward()
+    np.testing.assert_allclose(loss.item(), 0.5 * (np.log(1e30) + 1e10), rtol=1e-6)
+    np.testing.assert_allclose(x.grad, 1e-10, rtol=1e-6)
+    np.testing.assert_allclose(v.grad, 0.5 * (1e-30 - 1e-20), rtol=1e-6)

@@ -14,7 +14,7 @@ from minigrad.backend import as_dtype
 from support.simulated import streams
 
 HANDLE = 0xB1A5  # of the current device
-alive: dict[int, tuple[Any, int, int]] = {}  # arrays, and the first and last address of memory that can be read
+alive: dict[int, tuple[Any, int, int, int]] = {}  # arrays, the first and last address of their memory, its device
 launched: Any = lambda *what: None  # which ``device`` sets, to count it
 calls: list[dict[str, Any]] = []  # the arguments of each call, by their names
 TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}  # cudaDataType_t
@@ -25,10 +25,10 @@ class CUBLASError(RuntimeError):
     """Raised where the real library gives a status other than success."""
 
 
-def note(array: Any) -> None:
+def note(array: Any, device: int) -> None:
     """Let the memory of an array be read as long as it lives."""
     key, (low, high) = id(array), np.lib.array_utils.byte_bounds(array)
-    alive[key] = weakref.ref(array, lambda _: alive.pop(key, None)), low, high
+    alive[key] = weakref.ref(array, lambda _: alive.pop(key, None)), low, high, device
 
 
 def check(condition: bool, what: str) -> None:
@@ -47,7 +47,7 @@ def matrices(pointer: int, dtype: Any, rows: int, columns: int, ld: int, stride:
     check(ld >= max(1, rows), f"ld of {name} is {ld}, for {rows} rows")
     length = (batch - 1) * stride + (columns - 1) * ld + rows
     first, last = pointer, pointer + length * dtype.itemsize
-    if not any(low <= first and last <= high for _, low, high in list(alive.values())):
+    if not any(low <= first and last <= high for _, low, high, _ in list(alive.values())):
         raise CUBLASError(f"an illegal memory access: {name} at {pointer:#x}, {length} numbers of {dtype}")
     check(pointer % dtype.itemsize == 0, f"{name} is not aligned")
     memory = np.frombuffer((ctypes.c_char * (length * dtype.itemsize)).from_address(pointer), dtype)

@@ -26,7 +26,7 @@ import numpy as np
 
 import minigrad.machine.cublas as raw
 from minigrad.messages import explain
-from support.simulated import cublas, kernels, streams
+from support.simulated import cublas, kernels, nccl, streams
 from support.simulated.streams import computed, perform
 
 DEVICES = 2
@@ -223,7 +223,7 @@ class ndarray:
                 at_work.allocated(array, pool)
                 weakref.finalize(made, pool._freed.append, array.nbytes)
         made._host, made._device, made.base = array, state.current, owner
-        cublas.note(array)
+        cublas.note(array, made._device)
         return made
 
     # what it is
@@ -531,6 +531,13 @@ class Device:
     def __exit__(self, *_: object) -> None:
         state.current = self._before.pop()
 
+    def use(self) -> None:
+        state.current = self.id
+
+    @property
+    def pci_bus_id(self) -> str:
+        return f"0000:0{self.id}:00.0"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and other.id == self.id
 
@@ -698,7 +705,9 @@ def modules() -> dict[str, Any]:
     cupyx: Any = types.ModuleType("cupyx")
     cupyx.errstate = lambda **_: contextlib.nullcontext()  # NumPy raises in any case
     raw.library = lambda cupy: library
-    found = {"cupy": cupy, "cupyx": cupyx}
+    cuda: Any = types.ModuleType("cupy.cuda")
+    cuda.nccl = nccl
+    found = {"cupy": cupy, "cupyx": cupyx, "cupy.cuda": cuda}  # of cupy.cuda what is imported from it
     return {**found, "cupyx.scipy.special": special()} if find_spec("scipy") else found
 
 

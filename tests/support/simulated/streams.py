@@ -125,6 +125,8 @@ def _filled(at_work: Recording, result: Any, sources: Any, run: Callable[[], Any
 class Event:
     """A moment on a stream, which here is that of its recording."""
 
+    done = True  # what was launched is over
+
     def record(self, stream: Any = None) -> None:
         self.at = time.perf_counter()
 

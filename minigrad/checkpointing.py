@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from minigrad import random
+from minigrad import captures, random
 from minigrad.autocast import autocast
 from minigrad.engine.backward import Pass, nodes_behind
 from minigrad.engine.core import Node, attach, attach_several, behind_views, node_ids, notify, rewrap_value
@@ -80,6 +80,9 @@ class _Recompute:
 
     def run_rules(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
+        if captures.capturing() and self.drawn[0] != self.drawn[1]:
+            hint = "dropout=0, or no recomputation of layers with dropout"
+            raise captures.Refusal("random numbers that mg.checkpoint draws again", hint)
         start, now = next(node_ids), random.get_state()
         given = [source or a for (source, _), a in zip(self.sources, node.residuals, strict=True)]
         holders = [*self.edges, *(a for a in given if isinstance(a, Tensor | Node))]

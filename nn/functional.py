@@ -5,11 +5,12 @@ Masks are True where attention is allowed; classes are on the last axis; random 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import numpy as np  # noqa: F401 (for the examples)
+import numpy as np
 
-from minigrad import random, sigmoid, softplus
+from minigrad import captures, random, sigmoid, softplus
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError
 from minigrad.kernels.attention_patterns import BlockPattern, Pattern
@@ -105,6 +106,14 @@ __all__ = [
 __getattr__, __dir__ = module_names(globals())
 
 
+def _draw_seed(generator: Any = None) -> Any:
+    """A number by which dropout chooses; in a CUDA graph the place of one, which is drawn anew at each replay."""
+    if captures.capturing():
+        bits = random.generator(generator).bit_generator
+        captures.undone(functools.partial(setattr, bits, "state", bits.state))
+    return captures.number(lambda: int(random.generator(generator).integers(2**63)), np.uint64)
+
+
 @explained
 def dropout(x: Operand[X], p: float = 0.5, training: bool = True, generator: Any = None) -> X:
     """Each element 0 with probability ``p``, else multiplied by 1/(1-p); ``x`` itself for p = 0 or outside of training.
@@ -121,7 +130,7 @@ def dropout(x: Operand[X], p: float = 0.5, training: bool = True, generator: Any
     given = as_operand(given)
     if not is_floating(given.dtype):
         raise DTypeError("floating-point numbers to drop from", describe(given), "astype('float32') first")
-    return drop(given, p, int(random.generator(generator).integers(2**63)))
+    return drop(given, p, _draw_seed(generator))
 
 
 @explained
@@ -155,7 +164,7 @@ def scaled_dot_product_attention(
     [[3.    ]
      [3.8808]]
     """
-    seed = int(random.generator().integers(2**63)) if dropout_p else 0
+    seed = _draw_seed() if dropout_p else 0
     queries, keys, values = (as_operand(x) for x in (q, k, v))
     mask = None if attn_mask is None else as_operand(attn_mask)
     return attention(queries, keys, values, mask, is_causal, scale, dropout_p, seed, window, pattern)

@@ -11,10 +11,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["errors"],
-    ["files"],
+    ["files", "captures"],
     ["backend"],
     ["messages"],
-    ["machine", "cuda"],
+    ["machine", "cuda_graphs", "cuda"],
     ["engine"],
     ["ops"],
     ["kernels", "linalg"],

@@ -194,6 +194,7 @@ class RunFlags(Flags):
         600.0, positive, "seconds after which a process that is silent, in no exchange and no evaluation, ends all"
     )
     detect_anomaly: bool = transient_flag(False, None, "name the operation that makes the first NaN or infinity (slow)")
+    no_cuda_graph: bool = transient_flag(False, None, "launch each kernel of an update on a GPU by itself")
     no_progress: bool = transient_flag(False, None, "no progress bar, plain lines only")
 
     @property

@@ -1,7 +1,7 @@
 """The training loop, whatever is trained: what one update does, and what happens between updates.
 
 A program describes its task by a model, batches, a loss, and what to evaluate and to show; ``prepare`` and ``train`` do
-the rest, with the flags of ``TrainingFlags``. Reading order: ``train``, ``update``, ``backward``.
+the rest, with the flags of ``TrainingFlags``. Reading order: ``train``, ``update``, ``Step``, ``backward``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import minigrad as mg
 import nn
 import optim
 from minigrad.backend import array_module
-from minigrad.errors import NonFiniteError
+from minigrad.errors import DeviceError, NonFiniteError
 from training.flags import TrainingFlags
 from training.run import Run
 
@@ -46,6 +46,7 @@ class Task:
     saved: Any = None  # the part of the model that checkpoints hold, by default all of it
     overlap: mg.distributed.Overlap | None = None  # exchanges the gradients of several processes beside the last pass
     parts: Mapping[str, Any] = field(default_factory=dict)  # what else they hold, of a term of the loss, say
+    step: Step | None = None  # made at the first update
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
@@ -138,24 +139,74 @@ def update(config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, 
     run.begin_update()
     micro_batches = [my_rows(task.batches.draw()) for _ in range(config.gradient_accumulation_steps)]
     counts = [task.count(*micro_batch) for micro_batch in micro_batches]
-    loss = backward(task.loss, micro_batches, counts, config.dtype, scaler, task.overlap)
-    tokens = sum(counts)
-    if mg.distributed.size() > 1:
-        loss, tokens = over_all(task, loss, tokens)
-    scaler.unscale_(optimizer)
-    norm = optim.clip_grad_norm(task.model.parameters(), config.grad_clip or math.inf)
-    good = np.isfinite(loss) & np.isfinite(norm)
-    fine = good | scaler.enabled
-    if config.device == "cpu" and not fine:  # a GPU leaves the step out, and is asked at the next line of the log
-        what = "gradient norm" if np.isfinite(loss) else "loss"
-        raise non_finite(what, task.model, lambda: [task.model(*inputs) for *inputs, _ in micro_batches])
     rate = learning_rate(config, run.step)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    scaler.step(optimizer, where=good)
-    scaler.update()
-    optimizer.zero_grad()
+    total = sum(counts) or 1
+    shares = [count / total for count in counts]  # of the tokens
+    if task.step is None:
+        task.step = Step(config, run, task, optimizer, scaler)
+    loss, norm, fine, tokens = task.step(micro_batches, shares, sum(counts))
     run.end_update(loss=loss, lr=rate, grad_norm=norm, tokens=tokens, good=fine)
+
+
+class Step:
+    """The part of an update between its batches and its numbers, on a GPU as a CUDA graph where that can be.
+
+    The first update with micro-batches of some shapes rehearses their graph, the second captures it. Each has memory of
+    its own, so that there are FORMS at most. Others are computed without one, and so are all where something can't be
+    captured.
+    """
+
+    FORMS = 32
+
+    def __init__(
+        self, config: TrainingFlags, run: Run, task: Task, optimizer: optim.AdamW, scaler: optim.GradScaler
+    ) -> None:
+        self.config, self.run, self.task, self.optimizer, self.scaler = config, run, task, optimizer, scaler
+        wanted = config.device == "cuda" and not (config.no_cuda_graph or config.detect_anomaly)
+        self.most = self.FORMS if wanted and mg.distributed.size() == 1 else 0
+        self.graphs: list[Any] = []
+
+    def __call__(self, micro_batches: list[MicroBatch], shares: list[float], tokens: int) -> tuple[Any, ...]:
+        """Loss, norm of the gradient, whether they are finite, and how many tokens counted."""
+        graph = next((graph for graph in self.graphs if graph.takes(micro_batches, shares)), None)
+        if graph is None and len(self.graphs) < self.most:
+            graph = mg.cuda.graph(self.compute)
+            self.graphs.append(graph)
+        if graph is None:
+            return self.compute(micro_batches, shares, tokens)
+        first = not any(other.captured for other in self.graphs)
+        try:
+            found = graph(micro_batches, shares)
+        except DeviceError as error:
+            if graph.captured:
+                raise
+            self.run.print(f"each kernel is launched by itself: expected {error.expected}, got {error.got}")
+            self.most, self.graphs = 0, []
+            self.optimizer.zero_grad()
+            return self.compute(micro_batches, shares, tokens)
+        if first and graph.captured:
+            self.run.print("updates are replayed as a CUDA graph")
+        return *found[:3], tokens
+
+    def compute(self, micro_batches: list[MicroBatch], shares: list[Any], tokens: int = 0) -> tuple[Any, ...]:
+        """The same, kernel by kernel."""
+        task, dtype = self.task, self.config.dtype
+        loss = backward(task.loss, micro_batches, shares, dtype, self.scaler, task.overlap, tokens)
+        if mg.distributed.size() > 1:
+            loss, tokens = over_all(task, loss, tokens)
+        self.scaler.unscale_(self.optimizer)
+        norm = optim.clip_grad_norm(task.model.parameters(), self.config.grad_clip or math.inf)
+        good = np.isfinite(loss) & np.isfinite(norm)
+        fine = good | self.scaler.enabled
+        if self.config.device == "cpu" and not fine:  # a GPU leaves it out, and is asked at the next line of the log
+            what = "gradient norm" if np.isfinite(loss) else "loss"
+            raise non_finite(what, task.model, lambda: [task.model(*inputs) for *inputs, _ in micro_batches])
+        self.scaler.step(self.optimizer, where=good)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        return loss, norm, fine, tokens
 
 
 def over_all(task: Task, loss: Any, tokens: int) -> tuple[Any, int]:
@@ -188,30 +239,30 @@ def learning_rate(config: TrainingFlags, step: int) -> float:
 def backward(
     loss_of: Callable[..., Any],
     micro_batches: Sequence[MicroBatch],
-    counts: Sequence[int],
+    shares: Sequence[Any],
     dtype: str,
     scaler: optim.GradScaler,
     overlap: mg.distributed.Overlap | None = None,
+    tokens: int = 0,
 ) -> Any:
     """The loss over all counted tokens of the micro-batches, with its gradient added to that of the parameters.
 
     It is a number on the device of the parameters, which nobody waits for. Matrix products are made in ``dtype``, and
     the gradient is that of the loss times the scaler's factor; the loss is returned without it.
 
-    ``loss_of(*micro_batch)`` is the mean over the tokens of one micro-batch; ``counts`` says how many these are. With
-    n_i tokens in micro-batch i, loss = Σ n_i loss_i / Σ n_i: the same as one batch of them all, whatever their lengths.
-    With ``overlap`` the last of them exchanges the gradients of all processes.
+    ``loss_of(*micro_batch)`` is the mean over the tokens of one micro-batch, ``shares`` what part of all ``tokens``
+    these are. With n_i tokens in micro-batch i, loss = Σ n_i loss_i / Σ n_i: the same as one batch of them all,
+    whatever their lengths. With ``overlap`` the last of them exchanges the gradients of all processes.
     """
-    total = sum(counts) or 1
     result: Any = 0.0
-    for k, (micro_batch, count) in enumerate(zip(micro_batches, counts, strict=True), 1):
+    for k, (micro_batch, share) in enumerate(zip(micro_batches, shares, strict=True), 1):
         scaled = None
         if len(micro_batch[-1]):  # a batch may have fewer rows than there are processes
             with mg.autocast(dtype):
-                loss = loss_of(*micro_batch) * (count / total)
+                loss = loss_of(*micro_batch) * share
             scaled, result = scaler.scale(loss), result + loss.data
-        if overlap and k == len(counts):
-            overlap.backward(scaled, sum(counts))
+        if overlap and k == len(micro_batches):
+            overlap.backward(scaled, tokens)
         elif scaled is not None:
             scaled.backward()
     return result

@@ -60,12 +60,12 @@ __device__ inline void multiply(const float* x, int xr, int xk, const float* y, 
 
 extern "C" __global__ void attention_forward(const Call* given, const T* q, const T* k, const T* v, T* out, float* total,
                                    float* shift, float scale, const bool* mask, unsigned long long seed,
-                                   unsigned int limit, float share) {
+                                      const unsigned long long* seeds, unsigned int limit, float share) {
     __shared__ float queries[ROWS * STRIDE], keys[KEYS * STRIDE], weights[ROWS * SCORES];
     __shared__ float top[ROWS], sum[ROWS], fade[ROWS];
     __shared__ int found[ROWS];
     const Call& call = *given;
-    const Dropout dropout = {seed, limit, share};
+    const Dropout dropout = {limit, share};
     int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = blockIdx.y * ROWS;
     k = head_of(k, call.k, n, head / call.group);
     v = head_of(v, call.v, n, head / call.group);
@@ -101,7 +101,7 @@ extern "C" __global__ void attention_forward(const Call* given, const T* q, cons
                 float base = highest == -INFINITY ? 0 : highest, weight = expf(difference(*place, base, far));
                 float added = weight;
                 for (int apart = 16; apart; apart /= 2) added += __shfl_xor_sync(~0u, added, apart);
-                unsigned int key = DROPOUT ? row_key(blockIdx.x * call.queries + i0 + r, seed) : 0;
+                unsigned int key = DROPOUT ? row_key(blockIdx.x * call.queries + i0 + r, seed_of(seed, seeds)) : 0;
                 *place = weight * factor(dropout, key, j0 + threadIdx.x % 32);
                 if (threadIdx.x % 32 == 0) {
                     fade[r] = expf(difference(before, base, far));
@@ -134,18 +134,19 @@ extern "C" __global__ void attention_forward(const Call* given, const T* q, cons
 // dq = scale Σ_j ds k, with ds = p (f g·v - D) and f the factor of dropout.
 extern "C" __global__ void attention_backward_q(const Call* given, const T* q, const T* k, const T* v, const T* g,
                                       const float* total, const float* shift, const float* dots, T* dq, float scale,
-                                      const bool* mask, unsigned long long seed, unsigned int limit, float share) {
+                                      const bool* mask, unsigned long long seed,
+                                      const unsigned long long* seeds, unsigned int limit, float share) {
     __shared__ float queries[ROWS * STRIDE], ups[ROWS * STRIDE], keys[KEYS * STRIDE], slopes[ROWS * SCORES];
     __shared__ Rows rows;
     const Call& call = *given;
-    const Dropout dropout = {seed, limit, share};
+    const Dropout dropout = {limit, share};
     int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = blockIdx.y * ROWS;
     k = head_of(k, call.k, n, head / call.group);
     v = head_of(v, call.v, n, head / call.group);
     mask = head_of(mask, call.mask, n, head);
     fetch(head_of(q, call.q, n, head), call.q, i0, ROWS, call.queries, call.size, queries);
     fetch(head_of(g, call.g, n, head), call.g, i0, ROWS, call.queries, call.size, ups);
-    int some = __syncthreads_or(fetch_rows(call, total, shift, dots, seed, blockIdx.x, i0, rows));
+    int some = __syncthreads_or(fetch_rows(call, total, shift, dots, seed_of(seed, seeds), blockIdx.x, i0, rows));
     float sum[ROWS / 16][HEAD / 16] = {};
     const Tiles tiles = tiles_of_keys(call, i0);
     EACH(tiles, j0, KEYS) {
@@ -178,13 +179,13 @@ extern "C" __global__ void attention_backward_q(const Call* given, const T* q, c
 // dv = Σ_i f p g and dk = scale Σ_i ds q, over all queries of the heads that share these keys.
 extern "C" __global__ void attention_backward_kv(const Call* given, const T* q, const T* k, const T* v, const T* g,
                                        const float* total, const float* shift, const float* dots, T* dk, T* dv,
-                                       float scale, const bool* mask, unsigned long long seed, unsigned int limit,
-                                       float share) {
+                                       float scale, const bool* mask, unsigned long long seed,
+                                      const unsigned long long* seeds, unsigned int limit, float share) {
     __shared__ float keys[KEYS * STRIDE], values[KEYS * STRIDE], tile[ROWS * STRIDE];
     __shared__ float weights[ROWS * SCORES], slopes[ROWS * SCORES];
     __shared__ Rows rows;
     const Call& call = *given;
-    const Dropout dropout = {seed, limit, share};
+    const Dropout dropout = {limit, share};
     int h = blockIdx.x % call.h, n = blockIdx.x / call.h, j0 = blockIdx.y * KEYS;
     fetch(head_of(k, call.k, n, h), call.k, j0, KEYS, call.keys, call.size, keys);
     fetch(head_of(v, call.v, n, h), call.v, j0, KEYS, call.keys, call.size, values);
@@ -197,7 +198,7 @@ extern "C" __global__ void attention_backward_kv(const Call* given, const T* q, 
             float products[ROWS / 16][KEYS / 16] = {};
             fetch(ups, call.g, i0, ROWS, call.queries, call.size, tile);
             int some = __syncthreads_or(
-                fetch_rows(call, total, shift, dots, seed, n * call.h * call.group + head, i0, rows));
+                fetch_rows(call, total, shift, dots, seed_of(seed, seeds), n * call.h * call.group + head, i0, rows));
             multiply(tile, STRIDE, 1, values, STRIDE, 1, HEAD, products);
             __syncthreads();
             bool nonfinite = __syncthreads_or(fetch(queries, call.q, i0, ROWS, call.queries, call.size, tile));

@@ -28,7 +28,7 @@ __device__ inline bool allowed(const Call& call, const bool* mask, int i, int j)
            (!GRID || call.grid[int(i + call.start) / int(call.side) * call.columns + j / int(call.side)]);
 }
 // The factor of a weight under dropout.
-struct Dropout { unsigned long long seed; unsigned int limit; float share; };
+struct Dropout { unsigned int limit; float share; };
 __device__ inline float factor(const Dropout& dropout, unsigned int key, int j) {
     return !DROPOUT ? 1 : kept(key, j, dropout.limit) ? dropout.share : 0;
 }

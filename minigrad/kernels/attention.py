@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, array_of, cast_to, is_on_gpu
+from minigrad.backend import Array, Seed, accumulator, array_module, array_of, cast_to, is_on_gpu
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
@@ -92,7 +92,7 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: Seed = 0,
     window: int | None = None,
     pattern: Any = None,
 ) -> Array:

@@ -163,10 +163,11 @@ __device__ inline void far_scores(const T* first, const T* second, Line* y, int 
 
 extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, const T* k, const T* v, T* out,
                                        float* total, float* shift, float scale, const bool* mask,
-                                       unsigned long long seed, unsigned int limit, float share) {
+                                       unsigned long long seed,
+                                      const unsigned long long* seeds, unsigned int limit, float share) {
     __shared__ Line keys[KEYS], values[KEYS];
     const Call& call = *given;
-    const Dropout dropout = {seed, limit, share};
+    const Dropout dropout = {limit, share};
     int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = last_first() * ROWS;
     k = head_of(k, call.k, n, head / call.group);
     v = head_of(v, call.v, n, head / call.group);
@@ -185,7 +186,7 @@ extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, 
         int i = i0 + first_row() + 8 * half;
         seen[half] = sight(i, call.queries, call.left, call.right, call.keys);
         row[half] = row_of(q, call.q, i, call.queries);
-        key[half] = DROPOUT ? row_key(blockIdx.x * call.queries + i, seed) : 0;
+        key[half] = DROPOUT ? row_key(blockIdx.x * call.queries + i, seed_of(seed, seeds)) : 0;
     }
     const Tiles tiles = tiles_of_keys(call, i0);
     for (int far = 0, passes = 1; far < passes; far++) {
@@ -239,18 +240,19 @@ extern "C" __global__ void attention_mma_forward(const Call* given, const T* q, 
 #define STEP 32
 extern "C" __global__ void attention_mma_backward_q(const Call* given, const T* q, const T* k, const T* v, const T* g,
                                       const float* total, const float* shift, const float* dots, T* dq, float scale,
-                                      const bool* mask, unsigned long long seed, unsigned int limit, float share) {
+                                      const bool* mask, unsigned long long seed,
+                                      const unsigned long long* seeds, unsigned int limit, float share) {
     __shared__ Line tile[2 * STEP];
     __shared__ Rows rows;
     Line *keys = tile, *values = tile + STEP;
     const Call& call = *given;
-    const Dropout dropout = {seed, limit, share};
+    const Dropout dropout = {limit, share};
     int heads = call.h * call.group, head = blockIdx.x % heads, n = blockIdx.x / heads, i0 = last_first() * ROWS;
     k = head_of(k, call.k, n, head / call.group);
     v = head_of(v, call.v, n, head / call.group);
     mask = head_of(mask, call.mask, n, head);
     Left queries, ups;
-    int some = __syncthreads_or(fetch_rows(call, total, shift, dots, seed, blockIdx.x, i0, rows)) && WIDE;
+    int some = __syncthreads_or(fetch_rows(call, total, shift, dots, seed_of(seed, seeds), blockIdx.x, i0, rows)) && WIDE;
     fetch(head_of(q, call.q, n, head), call.q, i0, ROWS, call.queries, call.size, tile);
     __syncthreads();
     keep(tile, queries);
@@ -293,12 +295,12 @@ extern "C" __global__ void attention_mma_backward_q(const Call* given, const T* 
 #define STEP (HEAD > 112 ? 16 : 32)  // what fits into 48 KB
 extern "C" __global__ void attention_mma_backward_kv(const Call* given, const T* q, const T* k, const T* v, const T* g,
                                        const float* total, const float* shift, const float* dots, T* dk, T* dv,
-                                       float scale, const bool* mask, unsigned long long seed, unsigned int limit,
-                                       float share) {
+                                       float scale, const bool* mask, unsigned long long seed,
+                                      const unsigned long long* seeds, unsigned int limit, float share) {
     __shared__ Line keys[KEYS], values[KEYS], queries[STEP], ups[STEP];
     __shared__ Rows rows;
     const Call& call = *given;
-    const Dropout dropout = {seed, limit, share};
+    const Dropout dropout = {limit, share};
     int h = blockIdx.x % call.h, n = blockIdx.x / call.h, j0 = blockIdx.y * KEYS;
     fetch(head_of(k, call.k, n, h), call.k, j0, KEYS, call.keys, call.size, keys);
     fetch(head_of(v, call.v, n, h), call.v, j0, KEYS, call.keys, call.size, values);
@@ -311,7 +313,7 @@ extern "C" __global__ void attention_mma_backward_kv(const Call* given, const T*
         const bool* of_mask = head_of(mask, call.mask, n, head);
         EACH(tiles, first, ROWS) {
             int some = __syncthreads_or(
-                fetch_rows(call, total, shift, dots, seed, n * call.h * call.group + head, first, rows)) && WIDE;
+                fetch_rows(call, total, shift, dots, seed_of(seed, seeds), n * call.h * call.group + head, first, rows)) && WIDE;
             for (int i0 = first; i0 < first + ROWS && i0 < call.queries; i0 += STEP) {
                 bool nonfinite = fetch(of_q, call.q, i0, STEP, call.queries, call.size, queries);
                 nonfinite |= fetch(of_g, call.g, i0, STEP, call.queries, call.size, ups);

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from minigrad.backend import Axes, DType, Shape
+from minigrad.backend import Axes, DType, Seed, Shape
 from minigrad.tensor import Operand, X
 
 def apply_rope(x: Operand[X], cos: Operand[X], sin: Operand[X], layout: str = "interleaved") -> X: ...
@@ -15,7 +15,7 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: Seed = 0,
     window: int | None = None,
     pattern: Any = None,
 ) -> X: ...
@@ -44,7 +44,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> X: ...
-def drop(x: Operand[X], p: float, seed: int) -> X: ...
+def drop(x: Operand[X], p: float, seed: Seed) -> X: ...
 def embedding(ids: Operand[X], weight: Operand[X], padding_idx: int | None = None) -> X: ...
 def gelu(x: Operand[X], approximate: str = "none") -> X: ...
 def layer_norm(

@@ -1,6 +1,6 @@
 """What may stand in the place of an argument: arrays, whole numbers, axes, shapes.
 
-The annotation of a parameter says which: an operation checks what is called ``Array``, ``int`` or ``Axes``.
+The annotation of a parameter says which: an operation checks what is called ``Array``, ``int``, ``Axes`` or ``Seed``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, array_of, complaint, is_array, is_bfloat16, to_gpu_of_any
+from minigrad.backend import Array, Axes, array_of, complaint, is_array, is_bfloat16, is_on_gpu, to_gpu_of_any
 from minigrad.errors import ArgumentError, CallError, DTypeError, MiniGradError, ShapeError
 from minigrad.messages.explain import describe, explanation
 
@@ -136,6 +136,11 @@ def as_int(value: Any, what: str) -> int:
     raise CallError(f"a whole number for {what}", describe(value), hint)
 
 
+def as_seed(value: Any, what: str) -> Any:
+    """A whole number, or the place of one on a GPU, which a CUDA graph reads there."""
+    return value if is_on_gpu(value) and value.dtype == np.uint64 and value.ndim == 0 else as_int(value, what)
+
+
 def as_axes(value: Any, what: str) -> Any:
     """An axis or several."""
     return tuple(as_int(axis, what) for axis in value) if isinstance(value, tuple | list) else as_int(value, what)
@@ -188,6 +193,7 @@ CHECKS: dict[str, Check] = {
     "Sequence[Array]": as_list,
     "int": as_int,
     "int | None": optional(as_int),
+    "Seed": as_seed,
     "Axes": optional(as_axes),
     str(Array): as_operand,  # what the two aliases are where annotations are not left as text
     str(Axes): optional(as_axes),

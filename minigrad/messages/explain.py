@@ -43,7 +43,7 @@ def explanation(
     in what failed; without ``inside`` it stays unless the arguments don't fit the signature.
     """
     origin, frames = getattr(error, "origin", error), [frame for frame, _ in walk_tb(error.__traceback__)]
-    if isinstance(origin, MiniGradError) or any(map(_is_of_user, frames)):
+    if isinstance(origin, MiniGradError) or any(map(is_of_user, frames)):
         return error
     if not (inside or wrong_call(function, args, kwargs)):
         return error
@@ -54,7 +54,7 @@ def explanation(
     return explained
 
 
-def _is_of_user(frame: FrameType) -> bool:
+def is_of_user(frame: FrameType) -> bool:
     """Whether it runs neither our code nor a library's, which has no path where it is compiled: a module names it."""
     module = str(frame.f_globals.get("__name__"))
     return not (frame.f_code.co_filename.startswith(OURS) or module.partition(".")[0] in LIBRARIES)

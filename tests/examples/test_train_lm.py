@@ -487,7 +487,7 @@ def test_micro_batches_weigh_by_their_tokens() -> None:
     w = mg.Tensor(np.ones(1), requires_grad=True)
     losses = [np.ones(5), np.array([7.0])]
     batches, scaler = [(x,) for x in losses], optim.GradScaler(enabled=False)
-    loss = training_loop.backward(lambda x: (w * x).mean(), batches, [5, 1], "float64", scaler)
+    loss = training_loop.backward(lambda x: (w * x).mean(), batches, [5 / 6, 1 / 6], "float64", scaler)
     assert loss == pytest.approx(2.0)
     np.testing.assert_allclose(w.grad, [np.concatenate(losses).mean()])
 

@@ -71,6 +71,11 @@ def grid_for(size: int, pack: int = 1) -> int:
     return min(-(-size // (pack * THREADS)), 1 << 20)
 
 
+def seed_arguments(seed: Any) -> tuple[int, Array | None]:
+    """A seed as the kernels take it: a number, or the place on the device of one that a CUDA graph replays."""
+    return (0, seed) if is_array(seed) else (seed % 2**64, None)
+
+
 def source(path: Path) -> str:
     """A ``.cu`` with what all of them share in front, and the files of ours that it includes."""
     text = re.sub(r'#include "(.+)"', lambda found: (KERNELS / found[1]).read_text(), path.read_text())

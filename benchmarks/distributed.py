@@ -188,11 +188,8 @@ class Ranks:
 
     def close(self) -> None:
         """Let them end."""
-        first = self.processes[0]
-        assert first.stdin
-        print(0, file=first.stdin, flush=True)
         for process in self.processes:
-            process.wait(60)
+            process.communicate("0\n" if process is self.processes[0] else None, timeout=60)
 
 
 def launched() -> str:

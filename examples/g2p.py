@@ -188,6 +188,7 @@ class Speaker:
     phonemes: Alphabet
     beam_size: int = 1
     length_penalty: float = 0.0
+    together: bool = False  # whether all processes ask for ``errors``: each pronounces its part of the words
 
     def pronounce(self, words: Sequence[str], batch_size: int = 256) -> list[list[str]]:
         """The phonemes of each word; words of one length are decoded together."""
@@ -212,12 +213,8 @@ class Speaker:
     def errors(self, lexicon: Lexicon, part: str, count: int = 0) -> Errors:
         """The errors on ``count`` words of a part (0: all); each pronunciation that is listed counts as right."""
         words = evenly_spaced(lexicon.parts[part], count)
-        return compared(self.pronounce(list(words)), words, lexicon)
-
-
-def compared(spoken: Sequence[Sequence[str]], words: Mapping[str, Any], lexicon: Lexicon) -> Errors:
-    """The errors of what was spoken for each of the words, beside what is listed for it."""
-    return Errors.of(spoken, list(words.values()), [lexicon.families[word] for word in words])
+        spoken = training_loop.shared_out(self.pronounce, list(words)) if self.together else self.pronounce(list(words))
+        return Errors.of(spoken, list(words.values()), [lexicon.families[word] for word in words])
 
 
 def evenly_spaced(words: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -242,9 +239,7 @@ def evaluate(config: Config, speaker: Speaker, lexicon: Lexicon, run: Run) -> tu
             count += int((labels != PAD).sum())
     speaker.model.train()
     total, count = mg.distributed.all_reduce(np.array([total, count]))  # each process has every size-th batch
-    words = evenly_spaced(lexicon.parts["validation"], config.eval_words)
-    spoken = training_loop.shared_out(speaker.pronounce, list(words))
-    return float(total / count), measures(compared(spoken, words, lexicon))
+    return float(total / count), measures(speaker.errors(lexicon, "validation", config.eval_words))
 
 
 def measures(errors: Errors) -> dict[str, float]:
@@ -275,7 +270,7 @@ def train(config: Config, run: Run) -> int:
         raise ArgumentError("the dictionary that the run began with", got, "install the version of that time")
     mg.random.seed(config.seed)
     model = build_model(config, lexicon, run)
-    speaker = Speaker(model, lexicon.letters, lexicon.phonemes)
+    speaker = Speaker(model, lexicon.letters, lexicon.phonemes, together=True)
     task = training_loop.Task(
         model=model,
         batches=Buckets(encoded_pairs(lexicon, "training"), config.batch_size, config.seed),

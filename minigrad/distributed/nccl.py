@@ -40,7 +40,8 @@ class Nccl(Mpi):
         except DeviceError as error:
             problem = error.expected, error.got, error.hint
         if problems := list(filter(None, self._comm.allgather(problem))):  # one's problem is everybody's
-            raise DeviceError(*problems[0])
+            expected, got, hint = problems[0]
+            raise DeviceError(expected, got, hint)
         where = self.names[self.rank].rpartition(" on ")[2], self._cupy.cuda.Device().pci_bus_id
         if len(set(self._comm.allgather(where))) < self.size:
             got = f"{count_gpus()} for {self.neighbours} ranks on one machine"

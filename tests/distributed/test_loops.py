@@ -44,7 +44,7 @@ SILENT = """if True:
     import os, signal, sys, time
     import numpy as np
     import minigrad as mg
-    mg.distributed.init(timeout=1)
+    mg.distributed.init(timeout=0.5)
     mg.distributed.barrier()
     if mg.distributed.rank() == 1:
         {act}

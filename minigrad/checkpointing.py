@@ -58,6 +58,7 @@ class _Recompute:
              which would keep its own history alive
     edges    what the results were made from, arguments or not
     drawn    the states of the generator before and after the function ran
+    given    other generators that the function gave to draws, with their states then
 
     It runs in the precision and in the surroundings of now.
     """
@@ -68,9 +69,11 @@ class _Recompute:
     stacks, forward_rules = False, ()
 
     def __init__(
-        self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], drawn: tuple[Any, Any]
-    ) -> None:
+        self, fn: Function, sources: Sequence[Any], edges: list[Any], reads: Sequence[str], drawn: tuple[Any, Any],
+        given: random.States,
+    ) -> None:  # fmt: skip
         self.fn, self.sources, self.edges, self.reads, self.drawn = fn, sources, edges, reads, drawn
+        self.given = given
         self.precision, self.surroundings = current_mode().autocast, _surroundings.get()
         self.position = {f"input {i}": i for i in range(len(edges))}
 
@@ -89,7 +92,8 @@ class _Recompute:
         hooks = [len(holder._hooks or ()) for holder in holders]
         random.set_state(self.drawn[0])
         try:
-            with enable_grad(), autocast(self.precision or "float32"), RunsAgain(), ExitStack() as stack:
+            with enable_grad(), autocast(self.precision or "float32"), RunsAgain(again=True), ExitStack() as stack:
+                stack.enter_context(random.put_back(self.given))
                 for surrounding in self.surroundings:
                     stack.enter_context(within(surrounding))
                 args = [rewrap_value(a, *source) for a, source in zip(node.residuals, self.sources, strict=True)]
@@ -152,10 +156,11 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
 
     Costs a second forward pass of ``fn``, saves all that it would have kept. Gradients reach the arguments and every
     tensor that ``fn`` reads from outside, such as weights. Random numbers of ``minigrad.random`` are drawn again
-    alike, and products are rounded alike where ``autocast`` was on. A GraphError tells of tensors that changed since,
-    of a function that does something else by now, of leaves that ``fn`` makes (those of the second run are others, and
-    nothing tells them from a name that stands for another tensor by now), and of ``backward()`` in it, which would add
-    gradients twice. What else ``fn`` does, such as printing, it does twice.
+    alike, those of a ``generator=`` too, running statistics move once, and products are rounded alike where
+    ``autocast`` was on. A GraphError tells of tensors that changed since, of a function that does something else by
+    now, of leaves that ``fn`` makes (those of the second run are others, and nothing tells them from a name that stands
+    for another tensor by now), and of ``backward()`` in it, which would add gradients twice. What else ``fn`` does it
+    does twice: it prints twice, and numbers that it draws from NumPy itself are others.
 
     >>> import minigrad as mg
     >>> x = mg.Tensor([1.0, 2.0], requires_grad=True)
@@ -166,7 +171,7 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
         return fn(*args)
     before, started = random.get_state(), time.perf_counter()
     start = next(node_ids)
-    with _Reading(start) as reading, RunsAgain():
+    with _Reading(start) as reading, RunsAgain(), random.watched() as given:
         out = fn(*args)
     outs = several(out)
     if not all(isinstance(o, Tensor) for o in outs):
@@ -177,7 +182,7 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
     made = [isinstance(a, Tensor) and a.node is not None for a in args]
     sources = [(a.node, [a._version]) if m else (None, ()) for a, m in zip(args, made, strict=True)]
     node = Node.of(
-        _Recompute(fn, sources, edges, reading.names, (before, random.get_state())),
+        _Recompute(fn, sources, edges, reading.names, (before, random.get_state()), given),
         Plan(wrt=tuple(range(len(edges))), names=tuple(f"argument {i}" for i in range(len(args)))),
         tuple(edges),
         [a._data if m else a for a, m in zip(args, made, strict=True)],
@@ -192,6 +197,11 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
     result: Any = alike(out, [r if _is_new(o, start) else o for r, o in zip(results, outs, strict=True)])
     _tell(node, result, started)
     return result  # type: ignore[no-any-return]
+
+
+def runs_again() -> bool:
+    """Whether a function of ``checkpoint`` runs for the second time: what it counts was counted."""
+    return any(isinstance(setting, RunsAgain) and setting.again for setting in current_mode().blocks)
 
 
 def _is_new(result: Tensor, start: int) -> bool:

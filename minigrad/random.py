@@ -5,6 +5,9 @@ Numbers are drawn on the host and moved, so that a seed means the same numbers o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -35,11 +38,42 @@ def generator(given: Any = None) -> np.random.Generator:
     if given is None:
         return _default
     if isinstance(given, np.random.Generator):
+        for found in _watched.get():
+            if id(given) not in found:
+                found[id(given)] = (given, given.bit_generator.state)
         return given
     if isinstance(given, int | np.integer) and given >= 0:
         return np.random.default_rng(int(given))
     hint = "np.random.default_rng(0) makes one"
     raise CallError("a numpy.random.Generator, a seed from 0, or None", describe(given), hint)
+
+
+States = dict[int, tuple[np.random.Generator, Any]]
+_watched: ContextVar[tuple[States, ...]] = ContextVar("watched", default=())
+
+
+@contextmanager
+def watched() -> Iterator[States]:
+    """Inside, the generators that draws are given are noted by their ids, with the states in which they come."""
+    found: States = {}
+    token = _watched.set((*_watched.get(), found))
+    try:
+        yield found
+    finally:
+        _watched.reset(token)
+
+
+@contextmanager
+def put_back(states: States) -> Iterator[None]:
+    """Inside, generators go on from ``states``; afterwards from where they are now."""
+    now = [(given, given.bit_generator.state) for given, _ in states.values()]
+    try:
+        for given, state in states.values():
+            given.bit_generator.state = state
+        yield
+    finally:
+        for given, state in now:
+            given.bit_generator.state = state
 
 
 def get_state() -> dict[str, Any]:

@@ -40,7 +40,11 @@ Hook: TypeAlias = Callable[[Any], Any]  # of a gradient, an array or a Tensor, t
 
 
 class RunsAgain(Setting):
-    """Inside, a function of ``checkpoint`` runs, and will run once more: what it added to ``.grad`` would double."""
+    """Inside, a function of ``checkpoint`` runs, and will run once more, or does so: what it adds would double."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        self.again = again
 
 
 class Handle:
@@ -407,7 +411,13 @@ class Tensor(_Habits):
 
     def _write(self, index: Any, value: Any) -> None:
         """Change elements in place."""
-        new = array_of(as_operand(value, "the values of x[index]"))
+        given = as_operand(value, "the values of x[index]")
+        if isinstance(given, Tensor) and given._requires_grad and current_mode().recording:
+            hint = (
+                "minigrad.stack, where or put_along_axis make a tensor that records; .detach() gives the numbers alone"
+            )
+            raise GraphError("values without a history to assign", given._brief(), hint)
+        new = array_of(given)
         if not getattr(self._data.flags, "writeable", True):
             hint = "x.data = x.data.copy() gives it numbers of its own"
             raise ArgumentError("numbers that can be written to", f"{self._brief()}, a read-only array", hint)

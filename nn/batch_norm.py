@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minigrad.backend import DType
+from minigrad.checkpointing import runs_again
 from minigrad.errors import ShapeError
 from minigrad.messages.arguments import check_eps
 from minigrad.tensor import Tensor, TensorLike
@@ -52,7 +53,7 @@ class _BatchNorm(Module):
             raise ShapeError(f"x {wanted} with C = {self.num_features}", f"shape {shape}",
                              "the second axis counts channels")  # fmt: skip
         share = self.momentum
-        if self.training and self.track_running_stats:
+        if self.training and self.track_running_stats and not runs_again():
             self.num_batches_tracked.data = self.num_batches_tracked.data + 1
             share = 1 / float(self.num_batches_tracked) if share is None else share
         return F.batch_norm(

@@ -12,6 +12,7 @@ import numpy as np
 
 from minigrad import sqrt
 from minigrad.backend import Array, Shape, array_of
+from minigrad.checkpointing import runs_again
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.kernels.batch_norm import normalize_batch
 from minigrad.kernels.convolution import convolution, transposed_convolution
@@ -272,7 +273,7 @@ def batch_norm(
         raise ShapeError("more than one number for each channel in training", f"shape {array.shape}", hint)
     y: Any
     y, mean, var = normalize_batch(array, scale, offset, eps)
-    if running_mean is not None and count:
+    if running_mean is not None and count and not runs_again():
         share = check_probability(momentum)
         _move(running_mean, array_of(mean), share)
         _move(running_var, array_of(var) * (count / max(count - 1, 1)), share)

@@ -465,6 +465,27 @@ class Pair(NamedTuple):
     constant: mg.Tensor
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937])
+def test_a_checkpoint_draws_again_from_the_generators_that_were_given(kind, depth):
+    """The gradient of a product with random numbers is these numbers; the generators go on where they were."""
+
+    def drawn(x, generators):
+        dropped = nn.functional.dropout(mg.ones(x.shape, dtype="float64"), 0.5, generator=generators[0])
+        return x * mg.random.uniform(size=x.shape, dtype="float64", generator=generators[1]) * dropped
+
+    given, others = ([np.random.Generator(kind(seed)) for seed in (0, 1)] for _ in range(2))
+    part = lambda x: drawn(x, given)
+    x = mg.Tensor(np.ones(40), requires_grad=True)
+    y = mg.checkpoint(part if depth == 1 else lambda x: mg.checkpoint(part, x), x)
+    numbers = [generator.random() for generator in given]
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad, y.data)
+    np.testing.assert_array_equal(y.data, drawn(mg.ones(40, dtype="float64"), others).data)
+    assert [generator.random() for generator in others] == numbers
+    assert [generator.random() for generator in given] == [generator.random() for generator in others]
+
+
 @pytest.mark.parametrize("kind", [tuple, list, lambda parts: Pair(*parts)])
 def test_a_constant_among_a_checkpoints_results_stays_one(kind):
     x = leaf(1.0, 2.0)
@@ -750,6 +771,33 @@ def test_29_assigning_to_elements():
     assert plain.tolist() == [5, 2]
     with pytest.raises(GraphError, match="'x'"):
         y.backward()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [lambda x: x, lambda x: x * 2, lambda x: [x[0], 1.0], lambda x: x[0]],
+    ids=["leaf", "result", "list", "element"],
+)
+def test_29_recorded_values_are_not_assigned_to_a_constant(values):
+    """The graph would be cut there: as for elements of an array of NumPy."""
+    x, target = leaf(1.0, 2.0), mg.zeros(2)
+    for assign in (
+        lambda: target.__setitem__(..., values(x)),
+        lambda: mg.grad(lambda v: fill(mg.zeros(2), values(v)))(x),
+    ):
+        with pytest.raises(GraphError, match=r"(?s)without a history to assign.*stack.*detach"):
+            assign()
+    assert target.tolist() == [0, 0]
+    target[...] = x.detach()
+    assert target.tolist() == [1, 2]
+    with mg.no_grad():
+        target[...] = x * 2
+    assert target.tolist() == [2, 4]
+
+
+def fill(target, values):
+    target[...] = values
+    return target.sum()
 
 
 def test_29_augmented_assignment_makes_a_new_tensor():

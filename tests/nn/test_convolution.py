@@ -323,3 +323,19 @@ def test_mistakes_are_told(call, kind, text):
         call()
     assert isinstance(caught.value, MiniGradError)
     assert "\nGot: " in str(caught.value)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_move_once_under_a_checkpoint(momentum):
+    """As without it, whatever runs again for the gradient."""
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    layers = [nn.BatchNorm1d(3, momentum=momentum, dtype="float64") for _ in range(3)]
+    ways = [lambda f, x: f(x), mg.checkpoint, lambda f, x: mg.checkpoint(lambda x: mg.checkpoint(f, x) * 1.0, x)]
+    for _ in range(2):
+        for layer, way in zip(layers, ways, strict=True):
+            (way(layer, mg.Tensor(x, requires_grad=True)) ** 3).sum().backward()
+    plain, *others = (layer.state_dict() for layer in layers)
+    assert plain["num_batches_tracked"] == 2
+    for other in others:
+        for name, value in plain.items():
+            np.testing.assert_array_equal(other[name], value)

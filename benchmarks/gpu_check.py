@@ -27,10 +27,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np
 from gpu.correctness import check_compare, check_losses, check_products
+from gpu.measured_kernels import floors
 from gpu.speed import check_compiled, check_graphs, check_kernels, check_training
 from gpu.task import Row, Task, short
 from gpu.tools import check_machine, check_sanitizer, check_suite
-from gpu.work import floors
 
 import minigrad as mg
 

@@ -64,7 +64,7 @@ from training.run import Run, open_run
 import minigrad as mg
 import nn
 from minigrad.errors import ArgumentError, FileFormatError, printable
-from minigrad.serialize import write_whole
+from minigrad.files import write_whole
 
 PROGRAM = "g2p.py"
 

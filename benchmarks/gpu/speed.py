@@ -10,8 +10,7 @@ import numpy as np
 from harness.configs import Config, batches
 
 import minigrad as mg
-from gpu.task import Row, Task, judged
-from gpu.work import (
+from gpu.measured_kernels import (
     ADAMW_BYTES,
     GPU_CONFIGS,
     STEPS,
@@ -25,6 +24,7 @@ from gpu.work import (
     minigrad_step,
     timed,
 )
+from gpu.task import Row, Task, judged
 from minigrad.backend import as_dtype, load_cupy
 
 

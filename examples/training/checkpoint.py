@@ -28,8 +28,8 @@ from typing import Any
 import minigrad as mg
 from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, DeviceError, FileFormatError, MiniGradError, OutOfMemoryError
-from minigrad.files import read_json
-from minigrad.serialize import atomic_write, is_temporary, load_shapes, remove, write_whole
+from minigrad.files import atomic_write, is_temporary, read_json, remove, write_whole
+from minigrad.serialize import load_shapes
 from nn.checks import is_whole
 from nn.parameter import hollow
 

@@ -45,7 +45,7 @@ import minigrad as mg
 from minigrad.backend import array_module
 from minigrad.distributed.current import are_several, launched_rank
 from minigrad.errors import ArgumentError, DeviceError, FileFormatError, MissingPackageError, NonFiniteError, printable
-from minigrad.serialize import write_whole
+from minigrad.files import write_whole
 from training.checkpoint import (
     FILES,
     Checkpoint,

@@ -5,7 +5,6 @@
 
 from minigrad.kernels.attention import attention as attention
 from minigrad.kernels.batch_norm import normalize_batch as normalize_batch
-from minigrad.kernels.blocks import block_product as block_product
 from minigrad.kernels.convolution import convolution as convolution
 from minigrad.kernels.convolution import transposed_convolution as transposed_convolution
 from minigrad.kernels.cross_entropy import cross_entropy as cross_entropy
@@ -20,6 +19,7 @@ from minigrad.kernels.linear_distillation import linear_distillation as linear_d
 from minigrad.kernels.pooling import avg_pool as avg_pool
 from minigrad.kernels.pooling import max_pool as max_pool
 from minigrad.kernels.qkv_projection import qkv_projection as qkv_projection
+from minigrad.kernels.quantized_blocks import block_product as block_product
 from minigrad.kernels.relu import relu as relu
 from minigrad.kernels.rms_norm import rms_norm as rms_norm
 from minigrad.kernels.rope import apply_rope as apply_rope

@@ -14,8 +14,8 @@ from typing import Any
 from minigrad import load, save
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError, MiniGradError
-from minigrad.files import read_json
-from minigrad.serialize import checked_path, write_whole
+from minigrad.files import read_json, write_whole
+from minigrad.serialize import checked_path
 from ..module import Module
 from ..parameter import hollow
 from ..pretrained import prepared

@@ -16,8 +16,9 @@ import numpy as np
 
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, MissingFileError, MissingPackageError
-from minigrad.kernels.blocks import LAYOUTS, encoded
-from minigrad.serialize import atomic_write, checked_path
+from minigrad.files import atomic_write
+from minigrad.kernels.quantized_blocks import LAYOUTS, encoded
+from minigrad.serialize import checked_path
 from ..activation import Dropout
 from ..attention import MultiHeadAttention
 from ..containers import ModuleList

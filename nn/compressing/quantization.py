@@ -1,8 +1,8 @@
 """Quantized layers: their matrices are blocks of small integers, which are multiplied a tile at a time.
 
 A quantized layer is the same object with another class, so what holds it, its names and its hooks stay, and fused
-kernels see that it isn't plain. Its ``weight`` is a buffer with the bytes of the blocks, as ``minigrad.kernels.blocks``
-says, and a state dict has these.
+kernels see that it isn't plain. Its ``weight`` is a buffer with the bytes of the blocks, which
+``minigrad.kernels.quantized_blocks`` defines, and a state dict has these.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from minigrad import asarray
 from minigrad.backend import Array, array_module, to_device
 from minigrad.errors import ArgumentError, GraphError, NonFiniteError
-from minigrad.kernels.blocks import LAYOUTS, block_product, decoded, encoded, scales
 from minigrad.kernels.embedding import check_range
+from minigrad.kernels.quantized_blocks import LAYOUTS, block_product, decoded, encoded, scales
 from minigrad.messages.explain import describe
 from minigrad.tensor import Tensor, TensorLike
 from ..adapting.adapted import AdaptedLinear, few, matches

@@ -13,8 +13,8 @@ import minigrad as mg
 import nn
 import optim
 from minigrad.errors import ArgumentError, GraphError, IndexRangeError, NonFiniteError, ShapeError, StateError
-from minigrad.kernels import blocks as kernel
-from minigrad.kernels.blocks import decoded, encoded
+from minigrad.kernels import quantized_blocks as kernel
+from minigrad.kernels.quantized_blocks import decoded, encoded
 from minigrad.machine import parallel
 from nn.module import is_plain
 

@@ -73,7 +73,7 @@ class BatchNorm1d(_BatchNorm):
 
     >>> import minigrad as mg
     >>> norm = BatchNorm1d(1, eps=0.0)
-    >>> print(norm(mg.Tensor([[1.0], [3.0]])).data.T, norm.running_mean.data)
+    >>> print(norm(mg.Tensor([[1.0], [3.0]], dtype="float32")).data.T, norm.running_mean.data)
     [[-1.  1.]] [0.2]
     """
 

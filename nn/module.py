@@ -72,7 +72,7 @@ class Module:
     ...     def forward(self, x):
     ...         return self.factor * x
     >>> scale = Scale()
-    >>> print(scale(Tensor([1.0, 2.0])).data, [name for name, _ in scale.named_parameters()])
+    >>> print(scale(Tensor([1, 2])).data, [name for name, _ in scale.named_parameters()])
     [2. 4.] ['factor']
     """
 

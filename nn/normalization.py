@@ -31,7 +31,7 @@ class RMSNorm(Module):
     Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
     >>> import minigrad as mg
-    >>> print(RMSNorm(2, eps=0.0)(mg.Tensor([3.0, 4.0])).data.round(4))
+    >>> print(RMSNorm(2, eps=0.0)(mg.Tensor([3.0, 4.0], dtype="float32")).data.round(4))
     [0.8485 1.1314]
     """
 
@@ -57,7 +57,7 @@ class LayerNorm(Module):
     ``bias=False`` the second. Ba, Kiros and Hinton, "Layer Normalization" (2016).
 
     >>> import minigrad as mg
-    >>> print(LayerNorm(2, eps=0.0)(mg.Tensor([3.0, 5.0])).data)
+    >>> print(LayerNorm(2, eps=0.0)(mg.Tensor([3.0, 5.0], dtype="float32")).data)
     [-1.  1.]
     """
 
@@ -90,7 +90,7 @@ class GroupNorm(Module):
     weight and bias (num_channels,) start as 1 and 0. Wu and He, "Group Normalization" (2018).
 
     >>> import minigrad as mg
-    >>> print(GroupNorm(2, 4, eps=0.0)(mg.Tensor([[1.0, 3.0, 0.0, 4.0]])).data)
+    >>> print(GroupNorm(2, 4, eps=0.0)(mg.Tensor([[1.0, 3.0, 0.0, 4.0]], dtype="float32")).data)
     [[-1.  1. -1.  1.]]
     """
 

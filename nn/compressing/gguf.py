@@ -72,11 +72,11 @@ def save_gguf(
 
     >>> import nn
     >>> model = nn.TransformerLM(256, context_length=8, d_model=32, num_layers=1, num_heads=2, ffn="gelu")
-    >>> save_gguf(model, "model.gguf")
-    Traceback (most recent call last):
-    minigrad.errors.ArgumentError: Expected a model that llama.cpp's architecture "llama" has words for
-      Got: ffn='gelu'
-      Hint: nn.save_pretrained writes other families, which llama.cpp converts
+    >>> try:
+    ...     save_gguf(model, "model.gguf")
+    ... except ArgumentError as error:
+    ...     print(error.got)
+    ffn='gelu'
     """
     if not isinstance(model, TransformerLM):
         raise ArgumentError("a TransformerLM", type(model).__name__, "no other has a counterpart in llama.cpp")

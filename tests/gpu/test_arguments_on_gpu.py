@@ -72,14 +72,20 @@ def test_arrays_of_the_host_are_not_moved_silently(gpu: Any) -> None:
         mg.Tensor(X, device="cuda") * X
 
 
-def test_ranks_exchange_no_arrays_of_a_gpu(gpu: Any) -> None:
+class OverMemory(mg.distributed.Communicator):
+    """One that, as MPI, reads the memory of the CPU."""
+
+    def takes(self, device: str) -> bool:
+        return device == "cpu"
+
+
+def test_ranks_over_mpi_exchange_no_arrays_of_a_gpu(gpu: Any) -> None:
     """Neither an array nor the gradients of parameters, and both say why."""
     weight = mg.Tensor(X, device="cuda", requires_grad=True)
-    alone = mg.distributed.Communicator()
-    with pytest.raises(DeviceError, match=r"(?s)an array on the CPU.*one on a GPU.*NCCL"):
-        alone.all_reduce(weight)
-    with pytest.raises(DeviceError, match=r"(?s)parameters on the CPU.*one on cuda:0.*NCCL"):
-        in_buckets([weight], alone)
+    with pytest.raises(DeviceError, match=r"(?s)an array on the CPU.*one on a GPU.*nccl"):
+        OverMemory().all_reduce(weight)
+    with pytest.raises(DeviceError, match=r"(?s)parameters on the CPU.*one on cuda:0.*nccl"):
+        in_buckets([weight], OverMemory())
 
 
 def test_the_second_gradient_of_a_scalar_and_rows_without_elements(gpu: Any) -> None:

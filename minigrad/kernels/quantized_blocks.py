@@ -73,7 +73,7 @@ def _encode_q8_0(xp: Any, x: Array) -> list[Array]:
 
 
 def _encode_q4_0(xp: Any, x: Array) -> list[Array]:
-    largest = xp.take_along_axis(x, xp.abs(x).argmax(axis=1)[:, None], axis=1)
+    largest = x[xp.arange(len(x)), xp.abs(x).argmax(axis=1)][:, None]
     scale = largest / -8  # so the number that is furthest from 0 is exact, whatever its sign
     return [_half(scale), _pairs(xp.trunc(x * _inverse(xp, scale) + np.float32(8.5)))]
 

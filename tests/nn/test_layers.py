@@ -283,6 +283,7 @@ WITH_WEIGHTS = {
 }
 
 
+@pytest.mark.cpu_only("it asks for the line of the call, which belongs to whatever simulates a device there")
 @pytest.mark.parametrize("name", WITH_WEIGHTS)
 def test_float64_data_before_float32_weights_are_warned_of(name):
     make, shape = WITH_WEIGHTS[name]

@@ -211,6 +211,7 @@ def test_a_checkpoint_goes_to_a_file_and_back(layout, tmp_path):
     again.load_state_dict(mg.load(tmp_path / "model.safetensors"))
     np.testing.assert_array_equal(again(TOKENS).numpy(), model(TOKENS).numpy())
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied.to(model.ln_final.weight.device)  # a pickled one is on the CPU
         np.testing.assert_array_equal(copied(TOKENS).numpy(), model(TOKENS).numpy())
     with pytest.raises(StateError, match="wrong shape"):
         lm(tie_embeddings=True).load_state_dict(model.state_dict())

@@ -104,7 +104,7 @@ class EWC:
     >>> model = nn.Linear(1, 1)
     >>> term = nn.EWC(model, strength=2.0)
     >>> model.weight.data += 3.0
-    >>> term().item()
+    >>> round(term().item(), 3)
     9.0
     """
 

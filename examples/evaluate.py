@@ -1,7 +1,8 @@
-"""Measure how well a model that train_lm.py has trained predicts a text: loss, perplexity, bits per byte.
+"""Measure how well a language model predicts a text: loss, perplexity, bits per byte.
 
     python examples/evaluate.py                                     the newest run, on its own validation text
     python examples/evaluate.py --checkpoint runs/b --data book.txt --stride 16
+    python examples/evaluate.py --checkpoint models/smollm --data book.txt --block-size 512     one of transformers
 
 The text is read in windows as long as the model's context, ``--stride`` tokens apart. Each token after the first is
 scored once, in the first window that reaches it; so a smaller stride gives it more context, and costs more windows.
@@ -18,13 +19,14 @@ from pathlib import Path
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
 
-from generate import load_model
+import numpy as np
 from text.corpus import SHAKESPEARE, read_corpus, read_tokens
+from text.models import Language, ModelFlags, open_asked
 from text.tokenizers import Ids, Tokenizer
 from tqdm import tqdm
-from training.checkpoint import Checkpoint, open_newest, understood
+from training.checkpoint import understood
 from training.console import run_program
-from training.flags import Flags, complete, flag, integer, parse, path, raise_any
+from training.flags import FlagErrors, complete, flag, integer, parse, path, raise_any
 from training.run import check_loss
 
 import minigrad as mg
@@ -35,10 +37,9 @@ PROGRAM = "evaluate.py"
 
 
 @dataclass(kw_only=True)
-class Config(Flags):
+class Config(ModelFlags):
     """The flags of this program."""
 
-    checkpoint: str | None = flag(None, path, "run folder or step folder (default: the newest run in runs/)")
     data: tuple[str, ...] | None = flag(
         None, path, "texts, or one .npy or .bin file of token ids (default: the run's validation text)", many=True
     )
@@ -76,10 +77,16 @@ def score(model: nn.TransformerLM, tokenizer: Tokenizer, tokens: Ids, stride: in
     return Score(total, len(tokens) - 1, None if lengths is None else int(lengths[tokens[1:]].sum()))
 
 
-def tokens_to_score(config: Config, checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[Ids, str]:
+def tokens_to_score(config: Config, language: Language) -> tuple[Ids, str]:
     """The token ids, and what they are in words."""
+    checkpoint = language.checkpoint
     if config.data:
-        tokens, what = read_tokens([Path(file) for file in config.data], tokenizer), ", ".join(config.data)
+        tokens = read_tokens([Path(file) for file in config.data], language.tokenizer)
+        what = ", ".join(config.data)
+        if language.start and len(tokens):
+            tokens = np.array([*language.start, *tokens])
+    elif checkpoint is None:
+        raise FlagErrors([f"--data: expected a text, got none, and {language.path} has no validation text of its own"])
     else:
         about = checkpoint.fact("corpus")
         with understood(checkpoint.path):
@@ -95,17 +102,16 @@ def tokens_to_score(config: Config, checkpoint: Checkpoint, tokenizer: Tokenizer
 
 
 def evaluate(config: Config) -> int:
-    """Print the scores of a checkpoint on a text."""
-    checkpoint = open_newest(config.checkpoint, "train_lm.py")
-    model, tokenizer = load_model(checkpoint, config.device)
-    window = model.context_length
+    """Print the scores of a model on a text."""
+    language = open_asked(config)
+    window = language.model.context_length
     stride = config.stride or window
     if stride > window:
         raise_any([f"--stride: expected at most the model's context, {window} tokens, got {stride}"])
-    tokens, what = tokens_to_score(config, checkpoint, tokenizer)
-    result = score(model, tokenizer, tokens, stride, config.batch_size)
+    tokens, what = tokens_to_score(config, language)
+    result = score(language.model, language.tokenizer, tokens, stride, config.batch_size)
     check_loss(result.nats)
-    what = printable(f"{checkpoint.path} on {what}")
+    what = printable(f"{language.path} on {what}")
     print(f"{what}: {result.tokens:,} tokens scored in windows of {window}, {stride} apart")
     print(result)
     return 0

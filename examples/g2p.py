@@ -64,7 +64,7 @@ from training.run import Run, open_run
 import minigrad as mg
 import nn
 from minigrad.errors import ArgumentError, FileFormatError, printable
-from minigrad.serialize import write_whole
+from minigrad.files import write_whole
 
 PROGRAM = "g2p.py"
 
@@ -188,6 +188,7 @@ class Speaker:
     phonemes: Alphabet
     beam_size: int = 1
     length_penalty: float = 0.0
+    together: bool = False  # whether all processes ask for ``errors``: each pronounces its part of the words
 
     def pronounce(self, words: Sequence[str], batch_size: int = 256) -> list[list[str]]:
         """The phonemes of each word; words of one length are decoded together."""
@@ -212,7 +213,8 @@ class Speaker:
     def errors(self, lexicon: Lexicon, part: str, count: int = 0) -> Errors:
         """The errors on ``count`` words of a part (0: all); each pronunciation that is listed counts as right."""
         words = evenly_spaced(lexicon.parts[part], count)
-        return Errors.of(self.pronounce(list(words)), list(words.values()), [lexicon.families[word] for word in words])
+        spoken = training_loop.shared_out(self.pronounce, list(words)) if self.together else self.pronounce(list(words))
+        return Errors.of(spoken, list(words.values()), [lexicon.families[word] for word in words])
 
 
 def evenly_spaced(words: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -229,14 +231,15 @@ def evaluate(config: Config, speaker: Speaker, lexicon: Lexicon, run: Run) -> tu
     total, count = 0.0, 0
     speaker.model.eval()
     with mg.no_grad(), mg.autocast(config.dtype):
-        for first in range(0, len(pairs), 256):
+        for first in range(256 * mg.distributed.rank(), len(pairs), 256 * mg.distributed.size()):
             if run.stop.received:
                 return None
             source, target, labels = as_batch(pairs[first : first + 256])
             total += speaker.model.loss(source, target, labels, reduction="sum").item()
             count += int((labels != PAD).sum())
     speaker.model.train()
-    return total / count, measures(speaker.errors(lexicon, "validation", config.eval_words))
+    total, count = mg.distributed.all_reduce(np.array([total, count]))  # each process has every size-th batch
+    return float(total / count), measures(speaker.errors(lexicon, "validation", config.eval_words))
 
 
 def measures(errors: Errors) -> dict[str, float]:
@@ -269,7 +272,7 @@ def train(config: Config, run: Run) -> int:
         raise ArgumentError("a dictionary with words to train on and to hold out", f"no {', '.join(empty)} words")
     mg.random.seed(config.seed)
     model = build_model(config, lexicon, run)
-    speaker = Speaker(model, lexicon.letters, lexicon.phonemes)
+    speaker = Speaker(model, lexicon.letters, lexicon.phonemes, together=True)
     task = training_loop.Task(
         model=model,
         batches=Buckets(encoded_pairs(lexicon, "training"), config.batch_size, config.seed),
@@ -287,7 +290,7 @@ def train(config: Config, run: Run) -> int:
     status = training_loop.train(config, run, task, optimizer, scaler)
     if status == 0 and mg.distributed.rank() == 0:
         try:
-            print(held_out(config, open_newest(str(run.folder), PROGRAM), lexicon))
+            print(held_out(config, open_newest(str(run.folder), PROGRAM), lexicon))  # the others have nothing to do
         except KeyboardInterrupt:
             raise KeyboardInterrupt(run.saved()) from None
     return status

@@ -1,9 +1,12 @@
-"""Continue a prompt with a model that train_lm.py has trained.
+"""Continue a prompt with a model that train_lm.py or finetune.py has trained, or one of Hugging Face's transformers.
 
     python examples/generate.py --prompt "MACBETH." --num-samples 3
     python examples/generate.py --checkpoint runs/b/step_00000500 --temperature 0
+    python examples/generate.py --checkpoint models/smollm --prompt "Once upon a time"
+    python examples/generate.py --adapter runs/code/adapter --prompt "def "
 
-A checkpoint is all it needs: the model's sizes and the tokenizer are in its meta.json.
+A checkpoint is all it needs: the model's sizes and the tokenizer are in its meta.json. So is a folder of transformers
+with config.json, safetensors and tokenizer.json.
 """
 
 from __future__ import annotations
@@ -16,23 +19,22 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
 
 import numpy as np
-from text.tokenizers import Tokenizer, encode_prompt, tokenizer_from_json
-from training.checkpoint import Checkpoint, open_newest, understood
+from text.models import Language, ModelFlags, open_asked
+from text.tokenizers import Ids
 from training.console import run_program
-from training.flags import Flags, complete, flag, integer, not_negative, number, parse, path, text
+from training.flags import FlagErrors, complete, flag, integer, not_negative, number, parse, text
 
 import nn
-from minigrad.errors import FileFormatError, printable
+from minigrad.errors import printable
 
 PROGRAM = "generate.py"
 share = number("a number above 0 and at most 1", lambda p: 0 < p <= 1)
 
 
 @dataclass(kw_only=True)
-class Config(Flags):
+class Config(ModelFlags):
     """The flags of this program."""
 
-    checkpoint: str | None = flag(None, path, "run folder or step folder (default: the newest run in runs/)")
     prompt: str | None = flag(None, text, "text to continue (default: what the run's own samples begin with)")
     max_new_tokens: int = flag(300, integer(0), "tokens in each sample")
     temperature: float = flag(0.8, not_negative, "how bold to choose: 0 takes the likeliest token each time")
@@ -42,35 +44,35 @@ class Config(Flags):
     num_samples: int = flag(1, integer(1), "how many samples to print")
 
 
-def load_model(checkpoint: Checkpoint, device: str) -> tuple[nn.TransformerLM, Tokenizer]:
-    """The language model of a checkpoint, ready to generate, and its tokenizer."""
-    model = checkpoint.empty_model(nn.TransformerLM, device)
-    with understood(checkpoint.path):
-        model.load_state_dict(checkpoint.load("model"))
-        tokenizer = tokenizer_from_json(checkpoint.fact("corpus")["tokenizer"])
-    if tokenizer.vocab_size != model.vocab_size:
-        got = f"{tokenizer.vocab_size} and {model.vocab_size}"
-        raise FileFormatError("a tokenizer and a model of as many tokens", got, str(checkpoint.path))
-    return model.eval(), tokenizer
+def prompt_of(config: Config, language: Language) -> Ids:
+    """The ids that each sample begins with."""
+    if config.prompt:
+        return language.encoded(config.prompt)
+    if language.prompt is None:
+        raise FlagErrors([f"--prompt: expected a text, got none, and {language.path} has no samples of its own"])
+    return language.prompt
 
 
 def generate(config: Config) -> int:
     """Print the samples."""
-    checkpoint = open_newest(config.checkpoint, "train_lm.py")
-    model, tokenizer = load_model(checkpoint, config.device)
-    prompt = encode_prompt(tokenizer, config.prompt) if config.prompt else np.array(checkpoint.fact("prompt"))
+    language = open_asked(config)
+    prompt = prompt_of(config, language)
     generator = np.random.default_rng(config.seed)
+    first = len(language.start) if config.prompt else 0  # special tokens aren't shown
     for i in range(config.num_samples):
         tokens = nn.generate(
-            model,
+            language.model,
             prompt,
             config.max_new_tokens,
             temperature=config.temperature,
             top_k=config.top_k or None,
             top_p=config.top_p,
+            eos=language.stops or None,
             generator=generator,
         )
-        print(("\n" + "-" * 40 + "\n" if i else "") + printable(tokenizer.decode(tokens)), flush=True)
+        last = len(tokens) - (len(tokens) > len(prompt) and int(tokens[-1]) in language.stops)
+        sample = language.tokenizer.decode(tokens[first:last])
+        print(("\n" + "-" * 40 + "\n" if i else "") + printable(sample), flush=True)
     return 0
 
 

@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ if __name__ == "__main__":
 import numpy as np
 from text import corpus as texts
 from text.corpus import Corpus, RandomBlocks
+from text.gguf_export import GgufExport
 from text.hf_export import HfExport
+from text.models import Language, context_problems, fingerprint, open_language
 from text.tokenizers import MADE, TOKENIZER, Ids, encode_prompt
 from training import loop as training_loop
 from training.console import run_program
@@ -41,6 +43,8 @@ from training.flags import (
     not_negative,
     number,
     one_of,
+    positive,
+    raise_any,
     spelling,
     text,
     transient_flag,
@@ -51,17 +55,42 @@ from training.run import Run, check_loss, open_run, perplexity
 import minigrad as mg
 import nn
 from minigrad.errors import ArgumentError
+from nn.compressing.gguf import TYPES as GGUF_TYPES
 from nn.feedforward import swiglu_width
 from nn.transformer import RECOMPUTED
 
 PROGRAM = "train_lm.py"
+Loss = Callable[..., mg.Tensor]
 
 
 # ---- configuration ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
-class Config(TrainingFlags):
+class TextFlags(TrainingFlags):
+    """What a language model reads at once, and how it is watched while it learns."""
+
+    block_size: int = flag(64, integer(1), "tokens the model sees at once, its context")
+    teacher: str | None = flag(
+        None, kept_path, "run or folder of transformers whose model this one learns from as well"
+    )
+    teacher_share: float = flag(0.5, fraction, "share of the loss that is the distance from --teacher")
+    teacher_temperature: float = flag(2.0, positive, "what the logits of both are divided by for that distance")
+
+    eval_iters: int = changeable_flag(40, integer(0, 10**6), "batches in an evaluation; 0: the whole validation text")
+    overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
+    sample_tokens: int = changeable_flag(300, integer(0, 10**6), "tokens in a sample")
+    prompt: str | None = changeable_flag(None, text, "beginning of the samples (default: a new line)")
+    export_hf: str | None = transient_flag(
+        None, kept_path, "folder to write the final model to, for Hugging Face's transformers"
+    )
+    export_gguf: str | None = transient_flag(None, kept_path, "GGUF file to write the final model to, for llama.cpp")
+    gguf_weights: str = transient_flag("float16", one_of(*GGUF_TYPES), "numbers of the matrices in it")
+    temperature: float = changeable_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
+
+
+@dataclass(kw_only=True)
+class Config(TextFlags):
     """The flags of this program; the defaults are the small CPU recipe."""
 
     data: tuple[str, ...] | None = changeable_flag(
@@ -77,7 +106,6 @@ class Config(TrainingFlags):
         None, integer(1), "tokens that bpe learns (default: 1024), or how many ids a token file may hold"
     )
 
-    block_size: int = flag(64, integer(1), "tokens the model sees at once, its context")
     n_layer: int = flag(4, integer(1), "Transformer blocks")
     n_head: int = flag(4, integer(1), "attention heads")
     n_kv_head: int | None = flag(None, integer(1), "heads of keys and values (default: as many as --n-head)")
@@ -102,15 +130,6 @@ class Config(TrainingFlags):
         "none", one_of(*RECOMPUTED), "less memory: compute these parts of a block again in the backward pass"
     )
 
-    eval_iters: int = changeable_flag(40, integer(0, 10**6), "batches in an evaluation; 0: the whole validation text")
-    overfit_single_batch: bool = flag(False, None, "train on one batch again and again: a test of the model")
-    sample_tokens: int = changeable_flag(300, integer(0, 10**6), "tokens in a sample")
-    prompt: str | None = changeable_flag(None, text, "beginning of the samples (default: a new line)")
-    export_hf: str | None = transient_flag(
-        None, kept_path, "folder to write the final model to, for Hugging Face's transformers"
-    )
-    temperature: float = changeable_flag(0.8, not_negative, "of the samples: 0 takes the likeliest token each time")
-
     @property
     def files(self) -> list[Path]:
         """What --data names."""
@@ -132,6 +151,8 @@ class Config(TrainingFlags):
             problems.append(f"--attention: expected no more kinds than --n-layer {self.n_layer}, got {len(kinds)}")
         if "linear" not in kinds and (given := [spelling(name) for name in LINEAR if getattr(self, name) is not None]):
             problems.append(f"{', '.join(given)}: expected --attention linear with it, got {kinds}")
+        if self.teacher and self.label_smoothing:
+            problems.append(f"--label-smoothing: expected 0 with --teacher, got {self.label_smoothing:g}")
         if self.n_kv_head and self.n_head % self.n_kv_head:
             problems.append(f"--n-kv-head: expected a divisor of --n-head {self.n_head}, got {self.n_kv_head}")
         return problems
@@ -145,16 +166,40 @@ class Config(TrainingFlags):
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-def read_data(config: Config, run: Run) -> Corpus:
-    """The corpus of the run; a continued run must find the one that it began with."""
+def read_data(config: Config, run: Run, teacher: Language | None) -> Corpus:
+    """The corpus of the run, in the tokens of a teacher; a continued run must find the one that it began with."""
     before = run.fact("corpus")
     stored = before.get("tokenizer", {}) if run.checkpoint else None
+    if teacher and stored is None and config.tokenizer is None:
+        stored = teacher.tokenizer.as_json()
     corpus = texts.read_corpus(config.files, config.tokenizer, config.vocab_size, stored)
-    texts.check_length(corpus, config.block_size)
-    if before and before.get("fingerprint") != corpus.fingerprint:
-        raise FlagErrors([f"--data: {', '.join(map(str, config.files))} is not the text that the run began with"])
-    run.about["corpus"] = {"tokenizer": corpus.tokenizer.as_json(), "fingerprint": corpus.fingerprint}
+    if teacher and teacher.tokenizer.as_json() != corpus.tokenizer.as_json():
+        got = f"another than that of {config.teacher}; leave --tokenizer out to have the teacher's"
+        raise FlagErrors([f"--tokenizer: expected that of --teacher, got {got}"])
+    check_corpus(corpus, config, run, config.files)
     return corpus
+
+
+def check_corpus(corpus: Corpus, config: TextFlags, run: Run, files: Sequence[Path]) -> None:
+    """Refuse a corpus that is too short, or another than the run began with; else it is a fact of the run."""
+    texts.check_length(corpus, config.block_size)
+    before = run.fact("corpus")
+    if before and before.get("fingerprint") != corpus.fingerprint:
+        raise FlagErrors([f"--data: {', '.join(map(str, files))} is not the text that the run began with"])
+    run.about["corpus"] = {"tokenizer": corpus.tokenizer.as_json(), "fingerprint": corpus.fingerprint}
+
+
+def open_teacher(config: Config, run: Run) -> Language | None:
+    """The model of --teacher; a continued run must find the one that it began with."""
+    if config.teacher is None:
+        return None
+    teacher = open_language(config.teacher, config.device)
+    raise_any(context_problems(config.block_size, teacher.model.context_length))
+    mark = fingerprint(teacher.model)
+    if (before := run.fact("teacher")) and before.get("fingerprint") != mark:
+        raise FlagErrors([f"--teacher: {config.teacher} is not the model that the run began with"])
+    run.about["teacher"] = {"path": str(teacher.path.resolve()), "fingerprint": mark}
+    return teacher
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -224,7 +269,7 @@ def numbers_in_a_step(config: Config, vocab_size: int) -> tuple[int, int]:
 
 
 def evaluate(
-    config: Config, model: nn.TransformerLM, corpus: Corpus, run: Run
+    config: TextFlags, model: nn.TransformerLM, corpus: Corpus, run: Run
 ) -> tuple[float, dict[str, float]] | None:
     """The mean loss over the validation tokens, which all weigh the same; None where a signal cuts it short."""
     model.eval()
@@ -243,7 +288,7 @@ def evaluate(
     return float(total / count), {}
 
 
-def prompt_ids(config: Config, corpus: Corpus) -> Ids:
+def prompt_ids(config: TextFlags, corpus: Corpus) -> Ids:
     """The tokens that samples begin with: those of --prompt, else a new line, else the text's first token."""
     if config.prompt:
         return encode_prompt(corpus.tokenizer, config.prompt)
@@ -254,7 +299,7 @@ def prompt_ids(config: Config, corpus: Corpus) -> Ids:
     return ids if len(ids) else corpus.training[:1]
 
 
-def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: Ids, run: Run) -> str:
+def sample(config: TextFlags, model: nn.TransformerLM, corpus: Corpus, prompt: Ids, run: Run) -> str:
     """What the model writes after the prompt, from random numbers of its own; a signal ends it."""
     generator = np.random.default_rng(run.step)
     stopped = lambda token: run.stop.received is not None
@@ -268,40 +313,82 @@ def sample(config: Config, model: nn.TransformerLM, corpus: Corpus, prompt: Ids,
 
 def train(config: Config, run: Run) -> int:
     """Everything in order; returns the exit status."""
-    corpus = read_data(config, run)
-    prompt = prompt_ids(config, corpus)
-    run.about["prompt"] = [int(token) for token in prompt]
+    teacher = open_teacher(config, run)
+    corpus = read_data(config, run, teacher)
     mg.random.seed(config.seed)
     model = build_model(config, corpus.tokenizer.vocab_size, run)
-    export = None
-    if config.export_hf and mg.distributed.rank() == 0:
-        ours = run.checkpoint is not None and run.checkpoint.meta["config"].get("export_hf") == config.export_hf
-        export = HfExport(Path(config.export_hf), corpus.tokenizer, config.overwrite or ours)
-    task = training_loop.Task(
-        model=model,
-        batches=RandomBlocks(
-            corpus.training, config.batch_size, config.block_size, config.seed, config.overfit_single_batch
-        ),
-        loss=functools.partial(model.loss, label_smoothing=config.label_smoothing),
-        count=lambda inputs, targets: targets.size,
-        evaluate=lambda: evaluate(config, model, corpus, run),
-        sample=lambda step: sample(config, model, corpus, prompt, run),
-    )
-    print(about(config, corpus))
-    optimizer, scaler = training_loop.prepare(config, run, task)
-    status = 0
-    if config.eval_only:
-        loss, _ = evaluate(config, model, corpus, run) or (math.nan, {})
-        check_loss(loss)
-        print(f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}")
-    else:
-        status = training_loop.train(config, run, task, optimizer, scaler)
-    if export:
+    exports = exports_of(config, run, corpus)
+    status = learn(config, run, model, corpus, loss=loss_of(config, model, teacher))
+    for export in exports:
         print(export.write(model))
     return status
 
 
-def about(config: Config, corpus: Corpus) -> str:
+def exports_of(config: TextFlags, run: Run, corpus: Corpus) -> list[HfExport | GgufExport]:
+    """What --export-hf and --export-gguf name, looked at before the training."""
+    if mg.distributed.rank():
+        return []
+    found: list[HfExport | GgufExport] = []
+    before = {} if run.checkpoint is None else run.checkpoint.meta["config"]
+    if config.export_hf:
+        ours = config.overwrite or before.get("export_hf") == config.export_hf
+        found.append(HfExport(Path(config.export_hf), corpus.tokenizer, ours))
+    if config.export_gguf:
+        ours = config.overwrite or before.get("export_gguf") == config.export_gguf
+        found.append(GgufExport(Path(config.export_gguf), config.gguf_weights, corpus.tokenizer, ours))
+    return found
+
+
+def loss_of(config: Config, model: nn.TransformerLM, teacher: Language | None) -> Loss | None:
+    """With a teacher, cross-entropy and the distance from what it thinks of the next token; else what is usual."""
+    if teacher is None:
+        return None
+    options: dict[str, Any] = {"temperature": config.teacher_temperature, "mix": config.teacher_share}
+    return functools.partial(nn.distillation_loss, model, teacher.model, **options)
+
+
+def learn(
+    config: TextFlags,
+    run: Run,
+    model: nn.TransformerLM,
+    corpus: Corpus,
+    saved: Any = None,
+    term: nn.EWC | None = None,
+    replayed: Callable[[Any], Any] | None = None,
+    loss: Loss | None = None,
+) -> int:
+    """Train the model on the corpus, or only evaluate it; ``saved`` is the part of it that checkpoints hold.
+
+    ``loss`` is of inputs and targets, by default cross-entropy; ``term`` is added to it, and what ``replayed`` makes of
+    the batches is what is trained on.
+    """
+    plain = loss or functools.partial(model.loss, label_smoothing=config.label_smoothing)
+    prompt = prompt_ids(config, corpus)
+    run.about["prompt"] = [int(token) for token in prompt]
+    batches = RandomBlocks(
+        corpus.training, config.batch_size, config.block_size, config.seed, config.overfit_single_batch
+    )
+    task = training_loop.Task(
+        model=model,
+        batches=replayed(batches) if replayed else batches,
+        loss=plain if term is None else lambda inputs, targets: plain(inputs, targets) + term(),
+        count=lambda inputs, targets: targets.size,
+        evaluate=lambda: evaluate(config, model, corpus, run),
+        sample=lambda step: sample(config, model, corpus, prompt, run),
+        saved=saved,
+        parts={} if term is None else {"ewc": term},
+    )
+    print(about(config, corpus))
+    optimizer, scaler = training_loop.prepare(config, run, task)
+    if config.eval_only:
+        found, _ = evaluate(config, model, corpus, run) or (math.nan, {})
+        check_loss(found)
+        print(f"validation loss {found:.4f}, perplexity {perplexity(found):.3f}")
+        return 0
+    return training_loop.train(config, run, task, optimizer, scaler)
+
+
+def about(config: TextFlags, corpus: Corpus) -> str:
     """The data in a line, and what of it an iteration reads."""
     kind = corpus.tokenizer.as_json()["kind"]
     tokens = config.batch_size * config.block_size * config.gradient_accumulation_steps

@@ -21,8 +21,8 @@ class autocast(Setting):
     ``dtype`` too. Reductions, norms, softmax and losses get theirs in float32. Parameters and their gradients stay
     float32. float64 is left alone; ``autocast("float32")`` changes nothing. A backward pass has the dtypes of its
     forward pass, wherever it runs. The smallest number of float16 is 6e-8, so it needs :class:`optim.GradScaler` too.
-    NumPy's warnings of overflow are silent inside, and in the backward pass of a loss that was scaled. Micikevicius et
-    al., "Mixed Precision Training" (2018).
+    NumPy's warnings of overflow are silent in the forward pass, and in the backward pass of a loss that was scaled.
+    Micikevicius et al., "Mixed Precision Training" (2018).
 
     >>> import minigrad as mg
     >>> x = mg.ones((2, 2), requires_grad=True)
@@ -40,4 +40,4 @@ class autocast(Setting):
             hint = "the dtype of the products, not of the weights"
             raise DTypeError("'bfloat16' or 'float16', or 'float32' for none", str(found), hint)
         half = found if is_half(found) else None
-        super().__init__(quiet=half is not None, autocast=half)
+        super().__init__(autocast=half)

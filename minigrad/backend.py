@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 
+from minigrad import captures
 from minigrad.errors import DeviceError, DTypeError, OutOfMemoryError
 
 # Arrays as users see them: NumPy's; CuPy's, on a GPU, has the same methods. As functions on arrays see them: NumPy's,
@@ -23,6 +25,7 @@ Array: TypeAlias = "NDArray | Any"
 ArrayLike: TypeAlias = "NDArray | GpuArray | np.generic | float | list[Any] | tuple[Any, ...] | range"
 DType: TypeAlias = "str | type[Any] | np.dtype[Any] | None"  # what numpy.dtype() takes
 Axes: TypeAlias = "int | tuple[int, ...] | None"
+Seed: TypeAlias = "int | Any"  # a number, or the place of one on a GPU
 Shape: TypeAlias = "SupportsIndex | Sequence[SupportsIndex]"
 
 
@@ -167,16 +170,28 @@ def load_cupy() -> Any:
     except ImportError as error:
         raise DeviceError("a CuPy that can be imported", str(error), f"a library is missing: {_LIBRARIES}") from error
     if cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc:  # not one that the user chose
-        cupy.cuda.set_allocator(functools.partial(_allocate, cupy))
+        cupy.cuda.set_allocator(functools.partial(allocate, cupy, cupy.get_default_memory_pool()))
     return cupy
+
+
+def load_nccl() -> Any:
+    """CuPy's module of NCCL; a DeviceError that says how to get the library where it is absent."""
+    load_cupy()
+    with warnings.catch_warnings():  # CuPy warns where we raise
+        warnings.simplefilter("ignore")
+        from cupy.cuda import nccl
+    if not nccl.available:
+        hint = "pip install nvidia-nccl-cu12 beside CuPy for CUDA 12, nvidia-nccl-cu13 for 13"
+        raise DeviceError("NCCL, which exchanges arrays between GPUs", "no libnccl.so.2", hint)
+    return nccl
 
 
 _LIBRARIES = "pip install -e '.[cuda]' brings CUDA's for CUDA 12, '.[cuda13]' for 13"
 
 
-def _allocate(cupy: Any, size: int) -> Any:
-    """Memory of CuPy's pool, which is tried twice; an error that gives the sizes where it is full again."""
-    pool, full = cupy.get_default_memory_pool(), cupy.cuda.memory.OutOfMemoryError
+def allocate(cupy: Any, pool: Any, size: int) -> Any:
+    """Memory of a pool of CuPy's, which is tried twice; an error that gives the sizes where it is full again."""
+    full = cupy.cuda.memory.OutOfMemoryError
     try:
         return pool.malloc(size)
     except full:
@@ -289,7 +304,17 @@ def to_device(array: Array, device: str) -> Array:
     if device == "cpu":
         return to_numpy(array)
     with use_device(device) as xp:
+        if isinstance(array, np.ndarray) and array.ndim:  # CuPy makes a launch of a number, and an upload of all else
+            return captures.uploaded(xp, lambda: array, array)
         return xp.asarray(array)
+
+
+def made_on(device: str, make: Callable[[], Array], source: Any = None) -> Array:
+    """``make()`` on ``device``. A CUDA graph makes it anew at each replay from ``source``; without one it keeps it."""
+    if device == "cpu" or is_on_gpu(source):
+        return to_device(make(), device)
+    with use_device(device) as xp:
+        return captures.uploaded_once(xp, make()) if source is None else captures.uploaded(xp, make, source)
 
 
 def to_device_of(array: Array, other: Array) -> Array:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from minigrad import random
+from minigrad import captures, random
 from minigrad.autocast import autocast
 from minigrad.engine.backward import Pass, nodes_behind
 from minigrad.engine.core import Node, attach, attach_several, behind_views, node_ids, notify, rewrap_value
@@ -83,6 +83,9 @@ class _Recompute:
 
     def run_rules(self, node: Node, g: Any, create_graph: bool) -> list[Any]:
         """Gradients of the inputs and of what the function read from outside, in the order of the edges."""
+        if captures.capturing() and self.drawn[0] != self.drawn[1]:
+            hint = "dropout=0, or no recomputation of layers with dropout"
+            raise captures.Refusal("random numbers that mg.checkpoint draws again", hint)
         start, now = next(node_ids), random.get_state()
         given = [source or a for (source, _), a in zip(self.sources, node.residuals, strict=True)]
         holders = [*self.edges, *(a for a in given if isinstance(a, Tensor | Node))]
@@ -90,7 +93,7 @@ class _Recompute:
         random.set_state(self.drawn[0])
         try:
             with enable_grad(), autocast(self.precision or "float32"), RunsAgain(again=True), ExitStack() as stack:
-                stack.enter_context(random.put_back(self.given))
+                stack.enter_context(random._put_back(self.given))
                 for surrounding in self.surroundings:
                     stack.enter_context(within(surrounding))
                 args = [rewrap_value(a, *source) for a, source in zip(node.residuals, self.sources, strict=True)]
@@ -168,7 +171,7 @@ def checkpoint(fn: Callable[..., T], *args: Any) -> T:
         return fn(*args)
     before, started = random.get_state(), time.perf_counter()
     start = next(node_ids)
-    with _Reading(start) as reading, RunsAgain(), random.watched() as given:
+    with _Reading(start) as reading, RunsAgain(), random._noted() as given:
         out = fn(*args)
     outs = several(out)
     if not all(isinstance(o, Tensor) for o in outs):

@@ -9,7 +9,7 @@ import numpy as np
 from minigrad import ops
 from minigrad.backend import DType, Shape, array_module, array_of, as_dtype, check_device, use_device
 from minigrad.errors import ArgumentError, DTypeError
-from minigrad.messages.arguments import as_int, as_operand, as_shape, normal_axis, tensor_in
+from minigrad.messages.arguments import as_int, as_operand, as_shape, normal_axis, tensors_in
 from minigrad.messages.explain import describe, explained
 from minigrad.tensor import Tensor, TensorLike, as_array
 
@@ -23,7 +23,7 @@ def asarray(data: TensorLike, dtype: DType = None, device: str | None = None) ->
     >>> a = np.zeros(2); t = asarray(a, device="cpu"); a[0] = 1.0; print(t.data)
     [1. 0.]
     """
-    if isinstance(data, list | tuple) and tensor_in(data) is not None:
+    if isinstance(data, list | tuple) and next(tensors_in(data), None) is not None:
         data = Tensor._joined(data)
     if isinstance(data, Tensor):
         tensor = data if device is None else data.to(device)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from minigrad.backend import check_device, gpu_count, load_cupy, use_device
+from minigrad.cuda_graphs import Graph
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def is_available() -> bool:
@@ -35,6 +40,47 @@ def device(number: int) -> AbstractContextManager[Any]:
     Operations take arrays of the current GPU. One process for each GPU is the simplest way to use several.
     """
     return use_device(check_device(f"cuda:{number}"))
+
+
+def graph(step: Callable[_P, _T]) -> Graph[_P, _T]:
+    """``step`` as a CUDA graph: captured once, then replayed by one call, so that the GPU doesn't wait for Python.
+
+    ::
+
+        @mg.cuda.graph
+        def step(ids, targets):
+            loss = model.loss(ids, targets)
+            loss.backward()
+            optim.clip_grad_norm(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for ids, targets in batches:      # NumPy arrays
+            optimizer.param_groups[0]["lr"] = ...
+            loss = step(ids, targets)
+
+    The first call runs the step as it is, the second captures it, the others replay it: the same results, bit for bit
+    where cuBLAS takes the same way. At each replay ids are checked and counted, and learning rates, step counts and the
+    seeds of dropout are what an ordinary step would have. Python's own work in the step is not repeated.
+
+    - arguments: arrays and Tensors, whose numbers may change, also in lists, tuples and dicts; floats, which the step
+      gets as float32 arrays of shape (); all else stays as it was
+    - results: Tensors and arrays of the GPU, as copies
+    - optimizers: Adam and AdamW, by their kernel, with or without a GradScaler
+
+    A DeviceError names the line of what can't be captured: what waits for the device (``item()``, ``print``), an
+    upload of anything but an argument or a part of it, products of CuPy's own. The stream can be used on after it; call
+    ``zero_grad()``. Another shape than at first is a ShapeError (``step.takes(...)`` tells, ``step.function(...)`` runs
+    without the graph), weights that were replaced are a GraphError. ``zero_grad()`` belongs into the step.
+
+    >>> @graph
+    ... def double(x):
+    ...     return x + x
+    >>> double(np.ones(2)).tolist(), double.captured
+    ([2.0, 2.0], False)
+    """
+    return Graph(step)
 
 
 def synchronize() -> None:

@@ -27,7 +27,7 @@ from minigrad.engine.backward import gradients
 from minigrad.engine.recording import enable_grad, is_grad_enabled
 from minigrad.errors import ArgumentError, CallError, GraphError, ShapeError
 from minigrad.forward import Calls, products
-from minigrad.messages.arguments import as_int
+from minigrad.messages.arguments import as_int, tensors_in
 from minigrad.messages.explain import describe, explained
 from minigrad.rows import at_once, pull_rows
 from minigrad.tensor import Tensor, TensorLike
@@ -61,7 +61,9 @@ def _tangents(args: Any, given: Any) -> tuple[tuple[int, ...], list[Any]]:
 
 
 def _matched_pairs(arg: Any, given: Any, what: str) -> list[tuple[Any, Any]]:
-    return list(zip((a for _, a in leaves(arg)), matched(arg, given, what), strict=True))
+    """Each leaf of an argument with its tangent; numbers in a list may be Tensors there."""
+    tangents = (asarray(t) if next(tensors_in([t]), None) is not None else t for t in matched(arg, given, what))
+    return list(zip((a for _, a in leaves(arg)), tangents, strict=True))
 
 
 def _typed(value: Any, like: Tensor) -> Tensor:

@@ -22,9 +22,10 @@ from minigrad.engine.recording import enable_grad, is_grad_enabled
 from minigrad.engine.registry import sample
 from minigrad.errors import ArgumentError, GraphError, ShapeError
 from minigrad.functional import vjp
+from minigrad.messages.arguments import as_floats
 from minigrad.messages.explain import describe, explained
 from minigrad.ops import astype, concatenate, ravel, reshape, stack, sum, zeros_like
-from minigrad.ops._special import lacking, library
+from minigrad.ops._scipy import cupy_lacks, scipy_module
 from minigrad.tensor import Tensor
 from minigrad.trees import filled, leaves
 
@@ -45,7 +46,7 @@ def trajectory(y0: Array, t: Array, theta: Array, func: Any, options: Any) -> Ar
     options  of ``scipy.integrate.odeint``, which computes in float64
     """
     if array_module(y0, t, theta) is not np:
-        raise lacking("odeint")
+        raise cupy_lacks("odeint")
     start, times, theta = (np.asarray(x, np.float64) for x in (y0, t, theta))
 
     def slope(y: Array, s: float) -> Array:
@@ -53,7 +54,7 @@ def trajectory(y0: Array, t: Array, theta: Array, func: Any, options: Any) -> Ar
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what they say is in the message, too
-        states, info = library(part="integrate").odeint(slope, start, times, full_output=True, **options)
+        states, info = scipy_module("integrate").odeint(slope, start, times, full_output=True, **options)
     if info["message"] not in ("Integration successful.", "Nothing was done; the integration time was 0."):
         hint = "mxstep= allows more steps, rtol= and atol= larger ones; a stiff equation may end in a singularity"
         raise ArgumentError("an equation that LSODA can follow to the last time", info["message"], hint)
@@ -92,6 +93,50 @@ def _product(a: Array, slope: Any) -> Array:
     return sum(a * (slope if isinstance(a, Tensor) else array_of(slope)))
 
 
+def _of_one_vector(func: Callable[..., Any], args: Any, tfirst: bool) -> tuple[Any, Callable[..., Any]]:
+    """The recorded tensors in ``args`` as one vector, and ``func`` as a function of (y, t, that vector)."""
+    values = [v for _, v in leaves(args)]
+    recorded = [v for v in values if isinstance(v, Tensor) and v.requires_grad]
+    theta: Any = concatenate([ravel(v) for v in recorded]) if recorded else np.zeros(0)
+
+    def slopes(y: Any, s: Any, theta: Any) -> Any:
+        made, place = [], 0
+        for v in recorded:
+            made.append(reshape(theta[place : place + v.size], v.shape))
+            place += v.size
+        rest = iter(made)
+        given = filled(args, (next(rest) if any(v is r for r in recorded) else v for v in values))
+        slope = asarray(func(s, y, *given) if tfirst else func(y, s, *given))
+        if slope.shape != y.shape:
+            raise ShapeError(f"slopes of shape {y.shape}, as y has", describe(slope), "func(y, t, *args) gives y'")
+        return slope
+
+    return theta, slopes
+
+
+def _start_and_times(y0: Any, t: Any) -> tuple[Any, Any]:
+    """A state (n,) and times (k,) in order, as arrays or Tensors."""
+    y0, t = as_floats(y0, t)
+    y0 = reshape(y0, (1,)) if y0.ndim == 0 else y0
+    if y0.ndim != 1 or t.ndim != 1 or not t.shape[0]:
+        got = f"{describe(y0)} and {describe(t)}"
+        raise ShapeError("y0 of shape (n,), and times (k,)", got, "ravel a larger state")
+    times = array_of(t)
+    if not ((times[1:] >= times[:-1]).all() or (times[1:] <= times[:-1]).all()):
+        raise ArgumentError("times in order, ascending or descending", describe(t), "np.sort(t)")
+    return y0, t
+
+
+def _check_captured(slopes: Callable[..., Any], y0: Any, t: Any, theta: Any) -> None:
+    """Refuse a right-hand side that reads a recorded tensor which ``args`` doesn't have: it would get no gradient."""
+    if is_grad_enabled():
+        with enable_grad():
+            found = slopes(array_of(y0), array_of(t)[0], array_of(theta))
+        if found.requires_grad:
+            hint = "pass it: odeint(func, y0, t, (w,)), and func(y, t, w)"
+            raise GraphError("recorded tensors as args of odeint", "one that func reads from outside", hint)
+
+
 @explained
 def odeint(
     func: Callable[..., Any],
@@ -123,36 +168,8 @@ def odeint(
     >>> print(y[-1].round(6))
     [0.367879]
     """
-    values = [v for _, v in leaves(args)]
-    recorded = [v for v in values if isinstance(v, Tensor) and v.requires_grad]
-    theta: Any = concatenate([ravel(v) for v in recorded]) if recorded else np.zeros(0)
-
-    def flat(y: Any, s: Any, theta: Any) -> Any:
-        made, place = [], 0
-        for v in recorded:
-            made.append(reshape(theta[place : place + v.size], v.shape))
-            place += v.size
-        rest = iter(made)
-        given = filled(args, (next(rest) if any(v is r for r in recorded) else v for v in values))
-        slope = asarray(func(s, y, *given) if tfirst else func(y, s, *given))
-        if slope.shape != y.shape:
-            raise ShapeError(f"slopes of shape {y.shape}, as y has", describe(slope), "func(y, t, *args) gives y'")
-        return slope
-
-    y0, t = (v if hasattr(v, "ndim") else np.asarray(v, np.float64) for v in (y0, t))
-    y0 = reshape(y0, (1,)) if y0.ndim == 0 else y0
-    times = array_of(t)
-    if y0.ndim != 1 or t.ndim != 1 or not t.shape[0]:
-        raise ShapeError(
-            "y0 of shape (n,), and times (k,)", f"{describe(y0)} and {describe(t)}", "ravel a larger state"
-        )
-    if not ((times[1:] >= times[:-1]).all() or (times[1:] <= times[:-1]).all()):
-        raise ArgumentError("times in order, ascending or descending", describe(t), "np.sort(t)")
-    if is_grad_enabled():
-        with enable_grad():
-            found = flat(array_of(y0), times[0], array_of(theta))
-        if found.requires_grad:
-            hint = "pass it: odeint(func, y0, t, (w,)), and func(y, t, w)"
-            raise GraphError("recorded tensors as args of odeint", "one that func reads from outside", hint)
+    theta, slopes = _of_one_vector(func, args, tfirst)
+    y0, t = _start_and_times(y0, t)
+    _check_captured(slopes, y0, t, theta)
     options = {"rtol": rtol, "atol": atol, "h0": h0, "hmax": hmax, "mxstep": mxstep}
-    return trajectory(y0, t, theta, flat, options)
+    return trajectory(y0, t, theta, slopes, options)

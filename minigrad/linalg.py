@@ -118,6 +118,7 @@ def outer(x: Array, y: Array) -> Array:
     [[ 1. 10.]
      [ 2. 20.]]
     """
+    x, y = as_operand(x, "'x' of outer"), as_operand(y, "'y' of outer")
     if np.ndim(x) != 1 or np.ndim(y) != 1:
         raise ShapeError("two vectors", f"{describe(x)} and {describe(y)}", "minigrad.outer flattens")
     return ops.outer(x, y)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from minigrad.backend import Axes, DType, Shape
+from minigrad.backend import Axes, DType, Seed, Shape
 from minigrad.tensor import Operand, X
 from minigrad.ops.decompositions import EigResult as EigResult
 from minigrad.ops.decompositions import EighResult as EighResult

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from minigrad.engine import core
 from minigrad.engine.recording import current_mode
 from minigrad.engine.registry import REGISTRY
 from minigrad.errors import CallError
-from minigrad.messages.arguments import as_operand
+from minigrad.messages.arguments import as_operand, tensors_in
 from minigrad.messages.explain import FOREIGN, describe, translate
 from minigrad.ops.special import i0, of_scipy
 
@@ -187,6 +187,15 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         (np.argmin, ops.argmin, "a=x axis out | keepdims"),
         (np.cumsum, ops.cumsum, "a=x axis dtype out"),
         (np.cumprod, ops.cumprod, "a=x axis dtype out"),
+        *(
+            (
+                getattr(np, f"cumulative_{name}"),
+                getattr(ops, f"cumulative_{name}"),
+                "x | axis dtype out include_initial",
+            )
+            for name in ("sum", "prod")
+            if hasattr(np, "cumulative_sum")
+        ),  # 2.1
         (np.trace, ops.trace, "a=x offset axis1 axis2 dtype out"),
         (np.average, _average, "a=x axis weights returned | keepdims"),
         (np.cov, ops.cov, "m=x | rowvar ddof"),
@@ -432,15 +441,7 @@ def _refused(name: str, hint: str = "") -> CallError:
 
 def _recorded(value: Any) -> bool:
     """Whether a Tensor in ``value`` belongs to a graph that is being recorded."""
-    return current_mode().recording and any(tensor._requires_grad for tensor in _tensors(value))
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, core.Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
+    return current_mode().recording and any(tensor._requires_grad for tensor in tensors_in([value]))
 
 
 def _plain(value: Any) -> Any:

@@ -53,7 +53,7 @@ _watched: ContextVar[tuple[States, ...]] = ContextVar("watched", default=())
 
 
 @contextmanager
-def watched() -> Iterator[States]:
+def _noted() -> Iterator[States]:
     """Inside, the generators that draws are given are noted by their ids, with the states in which they come."""
     found: States = {}
     token = _watched.set((*_watched.get(), found))
@@ -64,7 +64,7 @@ def watched() -> Iterator[States]:
 
 
 @contextmanager
-def put_back(states: States) -> Iterator[None]:
+def _put_back(states: States) -> Iterator[None]:
     """Inside, generators go on from ``states``; afterwards from where they are now."""
     now = [(given, given.bit_generator.state) for given, _ in states.values()]
     try:

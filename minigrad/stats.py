@@ -28,6 +28,7 @@ from minigrad import linalg
 from minigrad.backend import Array, array_module, array_of, as_arrays, is_floating
 from minigrad.engine.registry import Composite, register, sample
 from minigrad.errors import ArgumentError, LinAlgError, ShapeError
+from minigrad.messages.arguments import as_floats
 from minigrad.messages.explain import describe, explained, wrong_call
 from minigrad.ops import special as s
 from minigrad.ops._special import floating
@@ -218,7 +219,7 @@ beta = Family(
 # The number of events is a constant.
 poisson = Family(
     "poisson", "k mu loc", POSITIVE,
-    logpmf=lambda k, mu: where(floor(k) == k, s.xlogy(k, mu) - mu - s.gammaln(k + 1), -math.inf),
+    logpmf=lambda k, mu: where(floor(k) < k, -math.inf, s.xlogy(k, mu) - mu - s.gammaln(k + 1)),
     cdf=lambda k, mu: s.gammaincc(floor(k) + 1, mu),
     sf=lambda k, mu: s.gammainc(floor(k) + 1, mu),
 )  # fmt: skip
@@ -229,7 +230,7 @@ poisson = Family(
 
 def _dirichlet(x: Array, alpha: Array) -> Array:
     """Logarithm of the density at x, whose components lie along the first axis; the last one may be left out."""
-    x, alpha = (v if hasattr(v, "ndim") else np.asarray(v, np.float64) for v in (x, alpha))
+    x, alpha = as_floats(x, alpha)
     if alpha.ndim != 1 or x.ndim == 0 or x.shape[0] not in (alpha.size, alpha.size - 1):
         expected = "alpha of shape (k,), and x of shape (k, ...) or (k - 1, ...)"
         raise ShapeError(expected, f"x {describe(x)}, alpha {describe(alpha)}", "components along the first axis")
@@ -250,7 +251,9 @@ def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1, allow_sin
     With ``allow_singular`` a cov of lower rank has the density of the space that it spans, which is 0 elsewhere; there
     is no derivative by such a cov.
     """
-    x = x if hasattr(x, "ndim") else np.asarray(x, np.float64)
+    given = [0.0 if mean is None else mean, cov]
+    x, *arrays = as_floats(x, *given)
+    mean, cov = (a if a.ndim else v for a, v in zip(arrays, given, strict=True))  # a number widens nothing
     k = x.shape[-1] if x.ndim else 0
     if not x.ndim or np.shape(mean) not in ((), (k,)) or np.shape(cov) not in ((), (k,), (k, k)):
         got = f"x {describe(x)}, mean {describe(mean)}, cov {describe(cov)}"
@@ -258,7 +261,7 @@ def _multivariate_normal(x: Array, mean: Array = None, cov: Array = 1, allow_sin
     dtype = x.dtype if is_floating(x.dtype) else np.float64
     eye = array_module(x).eye(k, dtype=dtype)
     matrix = (cov + swapaxes(cov, -1, -2)) / 2 if np.ndim(cov) == 2 else eye * cov
-    centred = x - (0.0 if mean is None else mean)
+    centred = x - mean
     if allow_singular and (found := _degenerate(centred, matrix)) is not None:
         return found
     factor = linalg.cholesky(matrix)
@@ -288,9 +291,9 @@ def _degenerate(x: Array, cov: Array) -> Array | None:
 
 def _entropy(mean: Array = None, cov: Array = 1) -> Array:
     """Differential entropy ``k/2 (1 + ln 2π) + ½ ln |cov|``; the mean gives the dimension, where cov does not."""
-    k = max(np.shape(mean)[-1:] + np.shape(cov)[-1:], default=1)
-    like: Any = cov if hasattr(cov, "dtype") else np.asarray(cov, np.float64)
-    matrix = (like + swapaxes(like, -1, -2)) / 2 if np.ndim(cov) == 2 else array_module(like).eye(k) * like
+    at, like = as_floats(0.0 if mean is None else mean, cov)
+    k = max(at.shape[-1:] + like.shape[-1:], default=1)
+    matrix = (like + swapaxes(like, -1, -2)) / 2 if like.ndim == 2 else array_module(like).eye(k) * like
     return k / 2 * (1 + math.log(2 * math.pi)) + linalg.slogdet(matrix).logabsdet / 2
 
 

@@ -324,8 +324,8 @@ class Tensor(_Habits):
 
     @property
     def _mask(self) -> Any:  # np.ma asks, and would go on with our numbers alone
-        hint = "array.filled(0) is a plain one; keep the mask beside it"
-        raise DTypeError("plain arrays and tensors", "a masked array with a tensor", hint)
+        hint = "x.numpy() to plot it; array.filled(0) for a masked array, and its mask beside it"
+        raise DTypeError("plain arrays and tensors", "a masked array with or of a tensor", hint)
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in vars(_Habits) or name.startswith("_")]

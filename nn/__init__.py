@@ -14,11 +14,17 @@ from minigrad.messages.habits import module_names
 from . import functional
 from .activation import GELU, GLU, Dropout, Flatten, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from .adapting import (
+    EWC,
+    Replay,
+    Reservoir,
+    adapters,
     delete_adapter,
     disable_adapters,
+    fisher,
     load_adapter,
     lora,
     merge_adapters,
+    prefixes,
     save_adapter,
     set_adapter,
     unmerge_adapters,
@@ -28,6 +34,7 @@ from .batch_norm import BatchNorm1d, BatchNorm2d
 from .batches import batches
 from .beam_search import Beam, beam_search
 from .cache import KVCache
+from .compressing import distillation_loss, quantize, save_gguf
 from .containers import ModuleDict, ModuleList, Sequential
 from .convolution import (
     AvgPool1d,
@@ -57,6 +64,7 @@ from .summary import summary
 from .transformer import TransformerBlock, TransformerLM
 
 __all__ = [
+    "EWC",
     "GEGLU",
     "GELU",
     "GLU",
@@ -91,6 +99,8 @@ __all__ = [
     "Parameter",
     "RMSNorm",
     "ReLU",
+    "Replay",
+    "Reservoir",
     "RotaryEmbedding",
     "Sequential",
     "SiLU",
@@ -101,11 +111,14 @@ __all__ = [
     "Transformer",
     "TransformerBlock",
     "TransformerLM",
+    "adapters",
     "batches",
     "beam_search",
     "causal_mask",
     "delete_adapter",
     "disable_adapters",
+    "distillation_loss",
+    "fisher",
     "functional",
     "functional_call",
     "generate",
@@ -118,7 +131,10 @@ __all__ = [
     "pad_sequences",
     "padding_mask",
     "perplexity",
+    "prefixes",
+    "quantize",
     "save_adapter",
+    "save_gguf",
     "save_llama",
     "save_pretrained",
     "set_adapter",

@@ -183,9 +183,7 @@ class MultiHeadAttention(Module):
         To look at; ``forward`` never makes them. The arguments are those of ``forward``.
         """
         q, k, _ = self._heads(x, context, positions, None)
-        keys: NDArray = array_module(k).eye(k.shape[-2], dtype=k.dtype)[None]  # as values: the means are the weights
-        shape: dict[str, Any] = {"window": self.window, "pattern": self.pattern}
-        return F.scaled_dot_product_attention(q, k, keys, attn_mask, is_causal, **shape)
+        return self._attended(q, k, None, attn_mask, is_causal, 0.0, self.window, self.pattern)
 
     def _heads(
         self, x: Any, context: Any, positions: Any, cache: KVCache | None, values: Any = None
@@ -240,18 +238,29 @@ class MultiHeadAttention(Module):
 
     def _output(self, q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, cache: KVCache | None) -> Tensor:
         """Attention in each head, and the projection of all of them back to d_model."""
-        shape: dict[str, Any] = {"window": self.window, "pattern": self.pattern}
+        window: int | None = self.window
+        pattern: Any = self.pattern
         if cache is not None:  # its keys come first
-            shape["pattern"] = Pattern(start=k.shape[-2] - q.shape[-2], grid=self.pattern)
+            pattern = Pattern(start=k.shape[-2] - q.shape[-2], grid=self.pattern)
             if cache.sinks:
-                shape["window"] = None  # it holds no keys beyond
+                window = None  # it holds no keys beyond
                 if attn_mask is not None:
                     raise ArgumentError("no mask beside a cache with sinks", "one", "it drops keys, the mask doesn't")
             elif self.window is not None and attn_mask is not None:
                 attn_mask = asarray(attn_mask)[..., -k.shape[-2] :]
         dropout_p = self.dropout if self.training else 0.0
-        heads = F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, dropout_p, **shape)
+        heads = self._attended(q, k, v, attn_mask, is_causal, dropout_p, window, pattern)
         return self.output_proj(merge_heads(heads))
+
+    def _attended(
+        self, q: Any, k: Any, v: Any, mask: Any, is_causal: bool, dropout_p: float, window: int | None, pattern: Any
+    ) -> Tensor:
+        """Attention in each head, (..., heads, T, d); without values the weights of the keys, (..., heads, T, S)."""
+        if v is None:
+            v = array_module(k).eye(k.shape[-2], dtype=k.dtype)[None]  # means of these values are the weights
+        shape: dict[str, Any] = {"window": window, "pattern": pattern}
+        out: Tensor = F.scaled_dot_product_attention(q, k, v, mask, is_causal, dropout_p, **shape)
+        return out
 
     def extra_repr(self) -> str:
         shared = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"

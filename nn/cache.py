@@ -106,15 +106,18 @@ class KVCache:
         what is dropped depends on the positions that count alone.
         """
         _check_unrecorded(k, v)
-        _, first, stop = self.hold(attention, k, v)
+        rooms, first, stop = self.hold(attention, k, v)
+        for room, new in zip(rooms, (k, v), strict=True):
+            room[..., stop - k.shape[-2] : stop, :] = array_of(new)
         held = self._own[attention]
         k, v = held.upto(stop + held.gone, first + held.gone, self.sinks)
         return asarray(k), asarray(v)
 
     def hold(self, attention: Any, k: Any, v: Any) -> tuple[tuple[Array, Array], int, int]:
-        """``extend`` in place: the rooms (..., heads, size, d) of a layer, and from where to where the new ones see.
+        """Where keys and values such as these belong, for a caller that writes them there, as ``extend`` does.
 
-        The sinks, which stand before, are seen besides.
+        The rooms (..., heads, size, d) of a layer, and from where to where the new ones see, which are the last before
+        ``stop``. The sinks, which stand before, are seen besides.
         """
         stop, window = self.length + k.shape[-2], self._window(attention, k.shape[-2])
         gone = int(max(0, self.length + 1 - window - self.sinks))
@@ -124,10 +127,7 @@ class KVCache:
             raise ShapeError(expected, f"{k.shape[:-2]}", "reset() the cache for another batch")
         if held is None or stop - held.gone > held.rooms[0].shape[-2]:
             size = max(stop - gone, int(min(self.max_length, self.sinks + 2 * window)))
-            held = self._moved(held, k, v, size, gone)
-        for room, new in zip(held.rooms, (k, v), strict=True):
-            room[..., self.length - held.gone : stop - held.gone, :] = array_of(new)
-        self._own[attention] = held
+            held = self._own[attention] = self._moved(held, k, v, size, gone)
         return held.rooms, gone - held.gone, stop - held.gone
 
     def _window(self, attention: Any, count: int) -> float:
@@ -146,6 +146,11 @@ class KVCache:
         for room, old in zip(rooms, held.upto(self.length, gone, self.sinks) if held else (), strict=False):
             room[..., : old.shape[-2], :] = old
         return Held((rooms[0], rooms[1]), gone)
+
+    def pair(self, attention: Any) -> Pair | None:
+        """Keys and values (..., heads, positions, d) that a layer holds, None where it has none."""
+        held = self._own.get(attention)
+        return None if held is None else held.upto(self.length, held.gone, 0)
 
     def once(self, attention: Any, make: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
         """Keys and values of the memory in a layer, which ``make`` computes at the first call alone."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from minigrad import asarray, random
-from minigrad.backend import DType, NDArray
+from minigrad.backend import DType, NDArray, made_on
 from minigrad.errors import ArgumentError, ShapeError
 from minigrad.kernels.attention_patterns import BlockPattern
 from minigrad.tensor import Tensor, TensorLike
@@ -303,7 +303,10 @@ class Transformer(Module):
         return otherwise if mask is None else asarray(mask, device=self.tgt_embeddings.weight.device)
 
     def _padding(self, ids: Any) -> Any:
-        return None if self.pad_id is None else padding_mask(ids, self.pad_id)
+        pad_id = self.pad_id
+        if pad_id is None:
+            return None
+        return made_on(self.tgt_embeddings.weight.device, lambda: padding_mask(ids, pad_id), ids)
 
     # ---- both together ----
 

@@ -5,11 +5,12 @@ Masks are True where attention is allowed; classes are on the last axis; random 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import numpy as np  # noqa: F401 (for the examples)
+import numpy as np
 
-from minigrad import random, sigmoid, softplus
+from minigrad import captures, random, sigmoid, softplus
 from minigrad.backend import is_floating
 from minigrad.errors import DTypeError
 from minigrad.kernels.attention_patterns import BlockPattern, Pattern
@@ -24,6 +25,7 @@ from minigrad.kernels.operations import (
     linear,
     linear_attention,
     linear_cross_entropy,
+    linear_distillation,
     log_softmax,
     qkv_projection,
     relu,
@@ -93,15 +95,23 @@ __all__ = [
     "celu", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "cosine_embedding_loss", "cosine_similarity",
     "cross_entropy", "dropout", "elu", "embedding", "gaussian_nll_loss", "gelu", "glu", "group_norm", "hardshrink",
     "hardsigmoid", "hardswish", "hardtanh", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "layer_norm",
-    "leaky_relu", "linear", "linear_attention", "linear_cross_entropy", "log_softmax", "logsigmoid",
-    "margin_ranking_loss", "max_pool1d", "max_pool2d", "mish", "mse_loss", "nll_loss", "normalize", "one_hot",
-    "pairwise_distance", "poisson_nll_loss", "prelu", "qkv_projection", "relu", "relu6", "rms_norm",
+    "leaky_relu", "linear", "linear_attention", "linear_cross_entropy", "linear_distillation", "log_softmax",
+    "logsigmoid", "margin_ranking_loss", "max_pool1d", "max_pool2d", "mish", "mse_loss", "nll_loss", "normalize",
+    "one_hot", "pairwise_distance", "poisson_nll_loss", "prelu", "qkv_projection", "relu", "relu6", "rms_norm",
     "scaled_dot_product_attention", "selu", "sigmoid", "silu",
     "smooth_l1_loss", "soft_margin_loss", "softmax", "softplus", "softshrink", "softsign", "swiglu", "swiglu_ffn",
     "tanhshrink", "triplet_margin_loss",
 ]
 # fmt: on
 __getattr__, __dir__ = module_names(globals())
+
+
+def _draw_seed(generator: Any = None) -> Any:
+    """A number by which dropout chooses; in a CUDA graph the place of one, which is drawn anew at each replay."""
+    if captures.capturing():
+        bits = random.generator(generator).bit_generator
+        captures.undone(functools.partial(setattr, bits, "state", bits.state))
+    return captures.number(lambda: int(random.generator(generator).integers(2**63)), np.uint64)
 
 
 @explained
@@ -120,7 +130,7 @@ def dropout(x: Operand[X], p: float = 0.5, training: bool = True, generator: Any
     given = as_operand(given)
     if not is_floating(given.dtype):
         raise DTypeError("floating-point numbers to drop from", describe(given), "astype('float32') first")
-    return drop(given, p, int(random.generator(generator).integers(2**63)))
+    return drop(given, p, _draw_seed(generator))
 
 
 @explained
@@ -154,7 +164,7 @@ def scaled_dot_product_attention(
     [[3.    ]
      [3.8808]]
     """
-    seed = int(random.generator().integers(2**63)) if dropout_p else 0
+    seed = _draw_seed() if dropout_p else 0
     queries, keys, values = (as_operand(x) for x in (q, k, v))
     mask = None if attn_mask is None else as_operand(attn_mask)
     return attention(queries, keys, values, mask, is_causal, scale, dropout_p, seed, window, pattern)

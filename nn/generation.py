@@ -11,7 +11,7 @@ from minigrad import no_grad, random
 from minigrad.errors import CallError
 from minigrad.messages.explain import describe, explained
 from .continuation import Continuation, as_prompts, as_stops, check_new_tokens, check_stops, evaluating
-from .sampling import check_sampling, drawn, next_token_probabilities
+from .sampling import check_sampling, drawn, likeliest, next_token_probabilities
 
 
 @explained
@@ -71,13 +71,18 @@ def generate(
         text = Continuation(model, prompts, max_new_tokens, source, sinks)
         for step in range(max_new_tokens):
             logits = text.next_logits()
-            check_stops(stops, logits.shape[-1])
+            if not step:
+                check_stops(stops, logits.shape[-1])
             seen = text.seen(logits.shape[-1]) if repetition_penalty != 1 else None
-            p = next_token_probabilities(logits, temperature, top_k, top_p, min_p, repetition_penalty, seen)
-            new = np.where(ended, stops[0], drawn(p, draw)) if ended.any() else drawn(p, draw)
+            if draw is None:
+                new = likeliest(logits, repetition_penalty, seen)
+            else:
+                options = temperature, top_k, top_p, min_p, repetition_penalty, seen
+                new = drawn(next_token_probabilities(logits, *options), draw)
+            new = np.where(ended, stops[0], new) if ended.any() else new
             text.append(new)
             stopped = callback is not None and callback(int(new[0]) if ndim == 1 else new) is True
-            for row in np.flatnonzero(np.isin(new, stops) & ~ended):
+            for row in np.flatnonzero(np.isin(new, stops) & ~ended) if stops.size else ():
                 ended[row], lengths[row] = True, len(prompts[row]) + step + 1
             if stopped or ended.all():
                 break

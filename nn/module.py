@@ -72,7 +72,7 @@ class Module:
     ...     def forward(self, x):
     ...         return self.factor * x
     >>> scale = Scale()
-    >>> print(scale(Tensor([1.0, 2.0], dtype="float32")).data, [name for name, _ in scale.named_parameters()])
+    >>> print(scale(Tensor([1, 2])).data, [name for name, _ in scale.named_parameters()])
     [2. 4.] ['factor']
     """
 
@@ -413,6 +413,7 @@ LEVELS = 50  # that a text shows
 DEPTH = 32  # levels between modules that a pickle begins with
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserList)
 PLAIN = {bool, int, float, str, type(None), Parameter}  # of most attributes: asked first, to be quick
+EMPTIED = {dict, list}  # of hooks and buffers, which few modules have
 LEAVES = {bool, int, float, str, bytes, type(None)}
 HINTS = {
     **dict.fromkeys(("missing", "unexpected"), "strict=False permits names that are missing or unexpected"),
@@ -485,7 +486,9 @@ def _name(walk: Iterator[tuple[str, Module]]) -> int:
 def _attributes(module: Module) -> list[tuple[str, Any]]:
     """What a module keeps besides parts; at first also what its class keeps, in tuples, since no walk looks there."""
     held = [
-        (name, v) for name, v in vars(module).items() if type(v) not in PLAIN and not isinstance(v, Module | Tensor)
+        (name, v)
+        for name, v in vars(module).items()
+        if type(v) not in PLAIN and not isinstance(v, Module | Tensor) and not (type(v) in EMPTIED and not v)
     ]
     for cls in () if module._searched else type(module).__mro__[:-1]:
         held += [(name, (value,)) for name, value in vars(cls).items() if isinstance(value, Module | Parameter)]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minigrad import asarray
-from minigrad.backend import NDArray, accumulator, device_of, to_device
+from minigrad import asarray, captures
+from minigrad.backend import NDArray, accumulator, device_of, made_on, to_device
 from minigrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from minigrad.tensor import Tensor, TensorLike
 from . import functional as F
@@ -62,7 +62,9 @@ class SinusoidalPositionalEncoding(Module):
             raise ShapeError(f"at most max_len = {max_len} positions", f"{positions.stop}", hint)
         place = checked_positions(positions, x.shape[-2], "cpu", "max_len", max_len)
         table = self.table(place.stop if isinstance(place, slice) else max_len)
-        return self.dropout(x + asarray(table[place], x.dtype, device_of(asarray(x).data)))
+        device = device_of(asarray(x).data)
+        rows = made_on(device, lambda: table[place]) if isinstance(place, slice) else table[place]
+        return self.dropout(x + asarray(rows, x.dtype, device))
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, max_len={self.max_len}"
@@ -156,6 +158,7 @@ class RotaryEmbedding(Module):
         key = (dtype.name, device)
         if key not in self._tables or len(self._tables[key][0]) < rows:
             self._tables[key] = self._made(np.arange(min(max(2 * rows, 1024), self.max_seq_len)), dtype, device)
+        captures.keep(self._tables[key])  # which longer ones may replace
         return self._tables[key]
 
     def extra_repr(self) -> str:

@@ -18,9 +18,9 @@ import numpy as np
 from minigrad import load, save
 from minigrad.backend import Array, DType, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError, StateError
-from minigrad.files import read_json
+from minigrad.files import read_json, write_whole
 from minigrad.messages.explain import describe
-from minigrad.serialize import checked_path, load_shapes, write_whole
+from minigrad.serialize import checked_path, load_shapes
 from .checks import check_probability, is_whole
 from .families import CONFIG, FAMILIES, WRITERS, Family, arguments_from, arguments_of, config_of, model_type_of
 from .parameter import hollow

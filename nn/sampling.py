@@ -79,9 +79,13 @@ def _shifted(x: Array) -> Array:
     with np.errstate(invalid="ignore"):
         x -= x.max(axis=-1, keepdims=True)
     if np.isnan(x).any():  # NaN, +∞, or nothing but -∞
-        hint = "did the training diverge?"
-        raise NonFiniteError("finite logits, or -∞ for a token that is ruled out", "NaN, +∞, or only -∞ in a row", hint)
+        raise _not_finite()
     return x
+
+
+def _not_finite() -> NonFiniteError:
+    expected = "finite logits, or -∞ for a token that is ruled out"
+    return NonFiniteError(expected, "NaN, +∞, or only -∞ in a row", "did the training diverge?")
 
 
 def _likeliest(weights: Array, top_k: int | None, top_p: float) -> Array:
@@ -124,14 +128,21 @@ def check_sampling(temperature: Any, top_k: Any, top_p: Any, min_p: Any, repetit
         raise ArgumentError("a repetition_penalty above 0", repr(repetition_penalty), "1 is off, 1.2 is strong")
 
 
-def drawn(probabilities: Array, draw: np.random.Generator | None) -> Array:
-    """A token of each row: where the running sum of its probabilities passes a uniform number; without, the likeliest.
+def likeliest(logits: Any, penalty: float = 1.0, seen: Any = None) -> Array:
+    """The likeliest token of each row, the lowest id of equal ones: the one that temperature 0 leaves."""
+    raw = to_numpy(asarray(logits).data)
+    x = raw if penalty == 1 and raw.ndim and raw.shape[-1] else _penalized(logits, penalty, seen)
+    if not np.isfinite(x.max(axis=-1)).all():
+        raise _not_finite()
+    return x.argmax(axis=-1)
+
+
+def drawn(probabilities: Array, draw: np.random.Generator) -> Array:
+    """A token of each row: where the running sum of its probabilities passes a uniform number.
 
     >>> print(drawn(np.array([[0.0, 1.0], [1.0, 0.0]]), np.random.default_rng(0)))
     [1 0]
     """
-    if draw is None:
-        return probabilities.argmax(axis=-1)
     running = probabilities.cumsum(axis=-1)
     uniform = draw.random((len(probabilities), 1)) * running[:, -1:]
     return (running > uniform).argmax(axis=-1)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from minigrad import checkpoint, no_grad, random
@@ -88,8 +89,8 @@ class TransformerBlock(Module):
         cache: KVCache | None = None,
     ) -> Tensor:
         """The block applied to ``x`` (..., T, d_model); the other arguments are those of MultiHeadAttention."""
-        if cache is not None and self._is_unwatched(x) and decoding.fits(self, x, attn_mask, positions, cache):
-            return decoding.position(self, x, attn_mask, positions, cache)
+        if cache is not None and self._is_quick(x, attn_mask, positions, cache):
+            return decoding.position([self], x, attn_mask, positions, cache)
         check_sequences(x)
         options: dict[str, Any] = {
             "attn_mask": attn_mask,
@@ -128,9 +129,10 @@ class TransformerBlock(Module):
             out = F.swiglu_ffn(x, gate, up, down, norm.weight, norm.eps, ffn.recompute)
         return out
 
-    def _is_unwatched(self, x: Tensor) -> bool:
-        """Whether the weights say all of the block but its output projection."""
-        return bool(self._plain_projections(x) and self._plain_units(x))
+    def _is_quick(self, x: Tensor, mask: Any, positions: Any, cache: KVCache) -> bool:
+        """Whether ``decoding.position`` may do the block's work, since nothing watches what is in it."""
+        plain = self._plain_projections(x) and self._plain_units(x)
+        return bool(plain) and decoding.fits(self, x, mask, positions, cache)
 
     def _plain_projections(self, x: Tensor) -> list[Linear]:
         """The projections of x, empty if anything watches or changes one of them, or the norm before."""
@@ -293,12 +295,27 @@ class TransformerLM(Module):
                 places = range(before, before + tokens.shape[-1]) if positions is None else positions
                 x = x + self.position_embeddings(places)
             x = self.dropout(x)
-            for layer in self.layers:
-                x = layer(x, attn_mask=mask, positions=positions, cache=cache)
+            x = self._through(x, mask, positions, cache)
             if cache is not None:
                 cache.advance(tokens.shape[-1])
+                return decoding.normalized(self.ln_final, x)
             normed: Tensor = self.ln_final(x)
             return normed
+
+    def _through(self, x: Tensor, mask: Any, positions: Any, cache: KVCache | None) -> Tensor:
+        """``x`` after all blocks; with a cache those that nothing watches may go together, see ``decoding``."""
+
+        def is_quick(layer: Any) -> bool:
+            plain = cache is not None and is_plain(layer, TransformerBlock)
+            return plain and layer._is_quick(x, mask, positions, cache)
+
+        for quick, layers in groupby(self.layers, is_quick):
+            if quick:
+                x = decoding.position([*layers], x, mask, positions, cache)
+            else:
+                for layer in layers:
+                    x = layer(x, attn_mask=mask, positions=positions, cache=cache)
+        return x
 
     def forward(self, tokens: TensorLike, cache: KVCache | None = None) -> Tensor:
         """Logits (batch, sequence, vocab) of the token that follows each token, given those before it."""

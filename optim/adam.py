@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad import captures
 from minigrad.backend import Array, accumulator, array_module, is_on_gpu
 from minigrad.errors import ArgumentError
 from minigrad.machine.loops import loop
@@ -90,7 +91,7 @@ class Adam(Optimizer):
             return False
         xp = array_module(active[0][2].data)
         if self._skipped is None:
-            self._skipped = xp.zeros((), np.int64)
+            self._skipped = captures.uploaded_once(xp, np.zeros((), np.int64))
         where = None if where is None else xp.asarray(where, np.bool_)
         for group in self.param_groups:
             mine = [(place, param) for place, owner, param in active if owner is group]

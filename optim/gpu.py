@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from minigrad import captures
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.kernels.cuda.launching import THREADS, launch, uniform
 
@@ -29,18 +30,28 @@ def _chunks(xp: Any, device: int, sizes: tuple[int, ...]) -> Array:
     return xp.asarray(np.array([(i, start) for i, n in enumerate(sizes) for start in range(0, n, CHUNK)], np.int64))
 
 
-def _launch(name: str, columns: dict[str, Sequence[Any]], *args: Any, steps: Sequence[int] = (), **made: Any) -> Any:
-    """Launch a kernel over the arrays of ``columns``, which go into a table of pointers. Gives ``made`` its blocks."""
+def _launch(
+    name: str, columns: dict[str, Sequence[Any]], *args: Any, numbers: Callable[[], Any] | None = None, **made: Any
+) -> Any:
+    """Launch a kernel over the arrays of ``columns``, which go into a table of pointers. Gives ``made`` its blocks.
+
+    numbers: what a kernel reads behind the table, float64; a CUDA graph asks for them at each replay
+    """
     arrays = next(iter(columns.values()))
     xp, sizes = array_module(*arrays), tuple(int(a.size) for a in arrays)
-    chunks = _chunks(xp, xp.cuda.Device().id, sizes)
+    chunks = captures.keep(_chunks(xp, xp.cuda.Device().id, sizes))
     rows = [[columns[f][i].data.ptr if f in columns else 0 for f in (*ELEMENTS, *WIDE)] for i in range(len(sizes))]
-    table = np.array([[*row, n, t] for row, n, t in zip(rows, sizes, steps or [0] * len(sizes), strict=True)], np.int64)
+    table = np.array([[*row, n] for row, n in zip(rows, sizes, strict=True)], np.int64).ravel()
     aligned = all(array.data.ptr % 16 == 0 for column in columns.values() for array in column)
     pack = 16 // int(arrays[0].itemsize) if aligned else 1
     args = (*args, *(xp.empty(len(chunks), dtype) for dtype in made.values()))
+    if numbers is None:
+        entries = captures.uploaded_once(xp, table)
+    else:
+        entries = captures.uploaded(xp, lambda: np.concatenate([table, np.float64(numbers()).view(np.int64)]))
+        args = (entries[len(table) :].view(np.float64), *args)
     if len(chunks):
-        launch(SOURCE, name, arrays[0], pack, len(chunks), THREADS, xp.asarray(table), chunks, *args, **DEFINES)
+        launch(SOURCE, name, arrays[0], pack, len(chunks), THREADS, entries, chunks, *args, **DEFINES)
     return args[-1] if made else None
 
 
@@ -64,9 +75,11 @@ def adam(
     columns |= {"mean": [s["exp_avg"] for s in states], "square": [s["exp_avg_sq"] for s in states]}
     if accumulator(weights[0].dtype) != weights[0].dtype:
         columns["master"] = [s["master"] for s in states]
-    options = [group["lr"], *group["betas"], group["eps"], group["weight_decay"]]
-    steps = [s["step"] for s in states]
-    _launch("adam", columns, where, skipped, *options, int(decoupled), steps=steps)
+
+    def numbers() -> list[float]:
+        return [group["lr"], *group["betas"], group["eps"], group["weight_decay"], *[s["step"] for s in states]]
+
+    _launch("adam", columns, where, skipped, int(decoupled), numbers=numbers)
 
 
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)

@@ -3,7 +3,7 @@
 struct Entry {
     T ELEMENTS;  // *weight, *gradient
     W WIDE;      // *mean, *square, *master, which is null where the weight itself is of W
-    long long size, step;
+    long long size;
 };
 
 #define FOR_CHUNK(c, entry) \
@@ -58,15 +58,17 @@ __device__ inline W mean_square(W kept, W g, W b2, W rest2, bool faint, W& root)
 }
 
 // A step of Adam, or of AdamW where `decoupled`; none at all where `where` is false. A master copy collects what half
-// precision can't hold; where somebody else assigned an entry of the weight, it follows.
-extern "C" __global__ void adam(const Entry* entries, const long long* chunks, const bool* where,
-                                const long long* skipped, double lr, double beta1, double beta2, double eps,
-                                double decay, int decoupled) {
+// precision can't hold; where somebody else assigned an entry of the weight, it follows. `numbers` are what changes from
+// step to step: the rate, β₁, β₂, eps, the decay, and the step that each array of the table takes.
+extern "C" __global__ void adam(const Entry* entries, const long long* chunks, const double* numbers,
+                                const bool* where, const long long* skipped, int decoupled) {
     if (where && !*where) return;
-    Entry entry = entries[chunks[2 * blockIdx.x]];
+    long long place = chunks[2 * blockIdx.x];
+    Entry entry = entries[place];
+    double lr = numbers[0], beta1 = numbers[1], beta2 = numbers[2], eps = numbers[3], decay = numbers[4];
     __shared__ double corrections[2];  // powers of float64 are slow: one thread's for all
     if (threadIdx.x < 2)
-        corrections[threadIdx.x] = 1 - pow(threadIdx.x ? beta2 : beta1, (double)(entry.step - *skipped));
+        corrections[threadIdx.x] = 1 - pow(threadIdx.x ? beta2 : beta1, numbers[5 + place] - (double)*skipped);
     __syncthreads();
     double root_of = sqrt(corrections[1]);
     W root = (W)root_of, rate = (W)(lr * root_of / corrections[0]);

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from minigrad import captures
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.errors import ArgumentError, GraphError, NonFiniteError, StateError
 from minigrad.messages.explain import describe, explain_methods, explained
@@ -144,7 +145,12 @@ class Optimizer:
         old values is stale from here on, and a backward pass through it says so.
         """
         active = self._active()
-        if not self._move_on_gpu(active, where) and (where is None or bool(where)):
+        self._replayed(active)
+        moved = self._move_on_gpu(active, where)
+        if not moved and captures.capturing():
+            got = f"a step of {type(self).__name__}, whose numbers every replay would repeat"
+            raise captures.Refusal(got, "Adam and AdamW of contiguous weights below float64 have a kernel")
+        if not moved and (where is None or bool(where)):
             bodies = [self._body(self._counted(*which), *which) for which in active]
             data = [as_rows(param.data) for _, _, param in active]
             left = map_tiles(lambda i, rows: bodies[i](rows), data, self.element_ns)
@@ -153,6 +159,38 @@ class Optimizer:
                     self._finish(*which, [rows for rows in tiles if rows])
         for _, _, param in active:
             param.bump_version()
+
+    def _replayed(self, active: list[tuple[int, Group, Tensor]]) -> None:
+        """In a capture: let each replay check the options, and count, as this step does."""
+        if not captures.capturing():
+            return
+        if any("step" not in self.state[place] for place, *_ in active):
+            raise captures.Refusal("the first step of a parameter, which makes its moments", "let a step come before")
+        states = [self.state[place] for place, *_ in active]
+        steps = [state["step"] for state in states]
+        arrays = [{n: x for n, x in state.items() if n != "step"} for state in states]
+        weights = [param.data for *_, param in active]
+
+        def again() -> None:
+            for group in self.param_groups:
+                self._check(group)
+            for (place, _, param), data, state, kept in zip(active, weights, states, arrays, strict=True):
+                same = param.data is data and self.state[place] is state
+                for name, array in kept.items():
+                    same &= state[name] is array
+                if not same:
+                    got = "others in their place, by load_state_dict() or an assignment"
+                    raise GraphError("the weights and moments that were captured", got, "make a new mg.cuda.graph")
+            for (*_, param), state in zip(active, states, strict=True):
+                state["step"] += 1
+                param.bump_version()
+
+        def undo() -> None:
+            for state, step in zip(states, steps, strict=True):
+                state["step"] = step
+
+        captures.again(again)
+        captures.undone(undo)
 
     def _move_on_gpu(self, active: list[tuple[int, Group, Tensor]], where: Any) -> bool:
         """Move all parameters by one kernel, if the subclass has one that takes them."""

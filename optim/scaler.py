@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
+from minigrad import captures
 from minigrad.backend import Array, array_module, is_floating
 from minigrad.engine.core import Primitive
 from minigrad.errors import ArgumentError, DTypeError, GraphError, StateError
@@ -95,6 +97,7 @@ class GradScaler:
             raise GraphError("one unscale_ between two updates", "a second one", "call update() after each step()")
         params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads: list[Array] = [p.grad for p in params if p.grad is not None]
+        captures.undone(functools.partial(self._finite.pop, optimizer, None))
         factor = 1 / self._state[0]
         if gpu.takes(grads):
             gpu.scale(grads, factor)
@@ -121,6 +124,7 @@ class GradScaler:
             self.unscale_(optimizer)
         if where is not None:
             self._finite[optimizer] = self._finite[optimizer] & where
+        captures.undone(functools.partial(self._stepped.discard, optimizer))
         optimizer.step(self._finite[optimizer])
         self._stepped.add(optimizer)
 
@@ -137,7 +141,11 @@ class GradScaler:
         grown = run == self.growth_interval
         factor = xp.where(finite, xp.where(grown, self.growth_factor, 1.0), self.backoff_factor)
         scale = (scale * factor).clip(SMALLEST, LARGEST)
-        self._state = xp.stack([scale, xp.where(grown, 0.0, run), skipped + ~finite])
+        found = xp.stack([scale, xp.where(grown, 0.0, run), skipped + ~finite])
+        if captures.now.capture is None:
+            self._state = found
+        else:  # the next replay reads what this one leaves
+            self._state[...] = found
 
     def get_scale(self) -> float:
         """The scale; waits for the device."""

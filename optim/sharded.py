@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from minigrad.backend import Array
+from minigrad.backend import Array, array_module
 from minigrad.distributed.communicator import Communicator
 from minigrad.distributed.current import get_communicator
 from minigrad.distributed.gradients import Bucket, in_buckets, share_of
@@ -64,7 +64,7 @@ class ShardedOptimizer:
         self._take(optimizer.state)
 
     def _of_group(self, g: int) -> list[Bucket]:
-        return in_buckets(self.param_groups[g]["params"], self.ranks)
+        return in_buckets(reversed(self.param_groups[g]["params"]), self.ranks)
 
     def _pieces_of(self, bucket: Bucket) -> list[Piece]:
         """What this rank has of each parameter, in the order of the bucket."""
@@ -104,8 +104,9 @@ class ShardedOptimizer:
                 piece.data = _flat(param)[from_param]  # someone may have given the parameter another array
                 piece._grad = mine[from_share].astype(param.dtype, copy=False) if param in there else None
         tensors = [piece for pieces in self._pieces for *_, piece in pieces]
-        norms = self.ranks.all_gather(np.asarray(clip_grad_norm(tensors, math.inf), np.float64).reshape(1))
-        norm = combine(list(norms))
+        mine_norm = clip_grad_norm(tensors, math.inf)
+        xp = array_module(params[0].data)  # a rank without a piece has the norm of nothing, NumPy's
+        norm = combine(list(self.ranks.all_gather(xp.asarray(mine_norm, np.float64).reshape(1))))
         if np.isfinite(norm):
             scale_gradients([piece for piece in tensors if piece.grad is not None], norm, max_norm)
             self._lend_options()
@@ -125,7 +126,7 @@ class ShardedOptimizer:
 
     def _gathered(self, bucket: Bucket, pieces: Sequence[Piece], values: Sequence[Any], dtype: Any) -> list[Array]:
         """Arrays in the shapes of a bucket's parameters, put together from what all ranks have for their pieces."""
-        share = np.zeros(bucket.length // self.ranks.size, dtype)
+        share = array_module(bucket.tensors[0].data).zeros(bucket.length // self.ranks.size, dtype)
         for (_, from_share, _, _), value in zip(pieces, values, strict=True):
             if value is not None:
                 share[from_share] = value
@@ -182,7 +183,9 @@ class ShardedOptimizer:
             groups[g]["params"] += [piece for *_, piece in pieces]
             for param, _, from_param, _ in pieces:
                 state = states[self._places[param]].items()
-                mine[g].append({n: v if n == "step" else np.array(v.reshape(-1)[from_param]) for n, v in state})
+                mine[g].append(
+                    {n: v if n == "step" else array_module(v).array(v.reshape(-1)[from_param]) for n, v in state}
+                )
         self._mine.param_groups, self._mine.state = groups, [state for states in mine for state in states]
         self._whole.state = [{} for _ in states]
 
@@ -193,6 +196,6 @@ class ShardedOptimizer:
 def _flat(param: Tensor) -> Array:
     """The entries of a parameter in one row, as a view."""
     if not param.data.flags.c_contiguous:
-        param.data = np.ascontiguousarray(param.data)
+        param.data = array_module(param.data).ascontiguousarray(param.data)
     flat: Array = param.data.reshape(-1)
     return flat

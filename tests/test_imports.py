@@ -11,10 +11,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["errors"],
-    ["files"],
+    ["files", "captures"],
     ["backend"],
     ["messages"],
-    ["machine", "cuda"],
+    ["machine", "cuda_graphs", "cuda"],
     ["engine"],
     ["ops"],
     ["kernels", "linalg"],
@@ -34,6 +34,7 @@ BELOW = {"minigrad": {"minigrad"}, "nn": {"minigrad", "nn"}, "optim": {"minigrad
 AT_IMPORT = {*sys.stdlib_module_names, "numpy", "safetensors", "threadpoolctl"}
 WHEN_USED = {  # and the one file that imports it
     "cupy": "minigrad/backend.py",
+    "gguf": "nn/compressing/gguf.py",
     "ml_dtypes": "minigrad/backend.py",
     "mpi4py": "minigrad/distributed/mpi.py",
     "numba": "minigrad/machine/loops.py",

@@ -11,8 +11,8 @@ import numpy as np
 from harness.configs import CONFIGS, batches
 
 import minigrad as mg
+from gpu.measured_kernels import TINY, Kernel, kernels, leaves, minigrad_step, timed
 from gpu.task import Row, Task, difference, judged
-from gpu.work import TINY, Kernel, kernels, leaves, minigrad_step, timed
 from minigrad.backend import as_dtype, load_cupy, to_numpy
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from harness.configs import Config, batches
 
 import minigrad as mg
-from gpu.task import Row, Task
-from gpu.work import (
+from gpu.measured_kernels import (
     ADAMW_BYTES,
     GPU_CONFIGS,
     STEPS,
@@ -22,8 +21,10 @@ from gpu.work import (
     device_seconds,
     kernels,
     leaves,
+    minigrad_step,
     timed,
 )
+from gpu.task import Row, Task, judged
 from minigrad.backend import as_dtype, load_cupy
 
 
@@ -83,6 +84,29 @@ def achieved(kernel: Kernel, dtype: Any, copied: float, multiplied: float, quick
 def check_training(task: Task) -> Iterator[Row]:
     """A training step, in tokens a second, beside torch's."""
     yield from raced_steps(task, ["minigrad", "torch eager"], ["bfloat16", "tf32", "float32"])
+
+
+def check_graphs(task: Task) -> Iterator[Row]:
+    """A training step as a CUDA graph beside the same, launched kernel by kernel: losses, and the time of a step."""
+    configs = {"tiny": TINY} if task.quick else GPU_CONFIGS
+    yield from task.rows(
+        (f"CUDA graph, {label}, {precision}", partial(captured, config, precision, 2 if task.quick else 10))
+        for precision in ("bfloat16", "float32")
+        for label, config in configs.items()
+    )
+
+
+def captured(config: Config, precision: str, steps: int) -> tuple[str, str]:
+    """Times of a step, ordinary and captured, and how far the losses are from each other."""
+    losses, seconds = [], []
+    for wrap in (lambda step: step, mg.cuda.graph):
+        step, draw = wrap(minigrad_step(config, precision, "cuda")), batches(config)
+        losses.append([float(step(*next(draw))) for _ in range(steps)])
+        batch = next(draw)
+        seconds.append(timed(partial(step, *batch), steps))
+    worst = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    figure, verdict = judged(worst, 5e-2 if precision == "bfloat16" else 2e-3)
+    return f"{seconds[0] * 1e3:.2f} ms, captured {seconds[1] * 1e3:.2f} ms, {figure}", verdict
 
 
 def check_compiled(task: Task) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from training.flags import raise_any
 
 import nn
-from minigrad.serialize import write_whole
+from minigrad.files import write_whole
 from nn.pretrained import prepared
 from text.tokenizers import Tokenizer
 

@@ -169,6 +169,13 @@ class BpeTokenizer:
             raise ArgumentError(expected, got, "--tokenizer byte knows all texts")
         return np.array(ids, id_dtype(self.vocab_size))
 
+    def start(self) -> list[int]:
+        """The special tokens that it would put before a text."""
+        with _complaints_as(FileFormatError, "a tokenizer.json of the tokenizers library", "one where"):
+            whole, plain = (self._tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
+        places = range(len(whole) - len(plain) + 1)
+        return next((list(whole[:i]) for i in places if whole[i : i + len(plain)] == plain), [])
+
     def _dropped(self, text: str) -> list[str]:
         """Characters that go to BPE and are none of its tokens: where it has no unknown token either, they vanish."""
         facts = self._form["model"]

@@ -30,8 +30,8 @@ import numpy as np
 import minigrad as mg
 from minigrad.backend import is_array
 from minigrad.errors import ArgumentError, DeviceError, FileFormatError, MiniGradError, OutOfMemoryError
-from minigrad.files import read_json
-from minigrad.serialize import atomic_write, is_temporary, load_shapes, remove, write_whole
+from minigrad.files import atomic_write, is_temporary, read_json, remove, write_whole
+from minigrad.serialize import load_shapes
 from nn.checks import is_whole
 from nn.parameter import hollow
 
@@ -197,10 +197,10 @@ def steps_in(out: Path, complete: bool = True) -> list[int]:
     return sorted(int(match[1]) for match, path in found if match and (is_complete(path) or not complete))
 
 
-def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:
+def open_checkpoint(path: Path, program: str | tuple[str, ...] | None = None) -> Checkpoint:
     """The checkpoint at ``path``: a step folder, or a run folder, of which the newest complete checkpoint is taken.
 
-    Where ``program`` is given, one that another program wrote is refused.
+    Where ``program`` is given, or several, one that another program wrote is refused.
     """
     if not is_complete(path):
         steps = steps_in(path)
@@ -215,13 +215,14 @@ def open_checkpoint(path: Path, program: str | None = None) -> Checkpoint:
     if not isinstance(version := meta.get("format", FORMAT), int) or version > FORMAT:
         got, hint = f"format {version!r} in {path / META}", "a newer minigrad wrote it, and can read it"
         raise FileFormatError(f"a checkpoint of a format up to {FORMAT}", got, hint)
-    if program is not None and meta.get("program") != program:
-        raise FileFormatError(f"a run of {program}", f"{path} of {meta.get('program')}")
+    programs = (program,) if isinstance(program, str) else program
+    if programs and meta.get("program") not in programs:
+        raise FileFormatError(f"a run of {' or '.join(programs)}", f"{path} of {meta.get('program')}")
     return Checkpoint(path, meta)
 
 
-def open_newest(path: str | None, program: str, runs: Path = Path("runs")) -> Checkpoint:
-    """The checkpoint of ``program`` at ``path``, else that of its run in ``runs`` that saved one last."""
+def open_newest(path: str | None, program: str | tuple[str, ...], runs: Path = Path("runs")) -> Checkpoint:
+    """The checkpoint of ``program``, or of one of them, at ``path``, else that of a run in ``runs`` that saved last."""
     if path is not None:
         return open_checkpoint(Path(path), program)
     pointers = [pointer for pointer in runs.glob("*/latest") if pointer.is_file()]
@@ -229,8 +230,9 @@ def open_newest(path: str | None, program: str, runs: Path = Path("runs")) -> Ch
     for pointer in pointers:
         with suppress(FileFormatError):
             return open_checkpoint(pointer.parent, program)
+    name = program if isinstance(program, str) else program[0]
     raise ArgumentError(
-        f"a model that {program} has trained", f"no run of it in {runs}/", "train one first, or name it by --checkpoint"
+        f"a model that {name} has trained", f"no run of it in {runs}/", "train one first, or name it by --checkpoint"
     )
 
 

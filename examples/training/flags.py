@@ -178,14 +178,23 @@ class RunFlags(Flags):
     seed: int = flag(1337, integer(0), "seed of the weights, the batches and the dropout")
     max_iters: int = changeable_flag(2000, integer(0), "updates of the weights, in all")
     eval_interval: int = changeable_flag(250, integer(0), "updates between evaluations; 0: first and last only")
+    patience: int = changeable_flag(
+        0, integer(0), "evaluations in a row without a better loss after which training stops; 0: never"
+    )
     log_interval: int = changeable_flag(50, integer(1), "updates between lines of the log")
     checkpoint_interval: int = changeable_flag(500, integer(0), "updates between checkpoints; 0: best and last only")
     keep_checkpoints: int = changeable_flag(2, integer(1), "last checkpoints to keep, beside the best")
     sample_every: int = changeable_flag(0, integer(0), "updates between samples; 0: at the end only")
     distributed: str = transient_flag(
-        "auto", one_of("auto", "mpi", "none"), "other processes; auto takes those that mpiexec started beside this one"
+        "auto",
+        one_of("auto", "mpi", "nccl", "none"),
+        "other processes; auto takes those that mpiexec started beside this one, over NCCL where there are GPUs",
+    )
+    rank_timeout: float = transient_flag(
+        600.0, positive, "seconds after which a process that is silent, in no exchange and no evaluation, ends all"
     )
     detect_anomaly: bool = transient_flag(False, None, "name the operation that makes the first NaN or infinity (slow)")
+    no_cuda_graph: bool = transient_flag(False, None, "launch each kernel of an update on a GPU by itself")
     no_progress: bool = transient_flag(False, None, "no progress bar, plain lines only")
 
     @property
@@ -197,8 +206,10 @@ class RunFlags(Flags):
         problems = super().check()
         if self.dtype == "bfloat16" and not find_spec("ml_dtypes"):
             problems.append("--dtype: bfloat16 needs the package ml_dtypes: pip install ml_dtypes")
-        if mg.distributed.size() > 1 and self.device == "cuda":
-            problems.append("--device: expected cpu for several processes, got cuda: NCCL is not built in")
+        if self.patience and not self.eval_interval:
+            problems.append("--patience: expected --eval-interval above 0 with it, got 0")
+        if self.device == "cuda" and not mg.distributed.get_communicator().takes("cuda"):
+            problems.append("--device: expected cpu for several processes over MPI, got cuda; see --distributed nccl")
         return problems
 
 
@@ -223,6 +234,9 @@ class TrainingFlags(RunFlags):
     beta2: float = flag(0.99, fraction, "AdamW's β2: how long it remembers squared gradients")
     weight_decay: float = flag(0.1, not_negative, "AdamW's weight decay, of matrices alone")
     grad_clip: float = flag(1.0, not_negative, "norm to which longer gradients are shortened; 0 is off")
+    overlap: bool = transient_flag(
+        False, None, "of several processes: exchange gradients beside the backward pass, not after it"
+    )
     label_smoothing: float = flag(
         0.0, fraction, "share of the probability that goes to all classes alike in training; evaluations have none"
     )

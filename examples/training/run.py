@@ -43,8 +43,9 @@ from tqdm import tqdm
 
 import minigrad as mg
 from minigrad.backend import array_module
-from minigrad.errors import ArgumentError, FileFormatError, MissingPackageError, NonFiniteError, printable
-from minigrad.serialize import write_whole
+from minigrad.distributed.current import are_several, launched_rank
+from minigrad.errors import ArgumentError, DeviceError, FileFormatError, MissingPackageError, NonFiniteError, printable
+from minigrad.files import write_whole
 from training.checkpoint import (
     FILES,
     META,
@@ -75,7 +76,7 @@ def open_run(
 ) -> tuple[AnyRunFlags, Run]:
     """Read the flags, find the checkpoint to continue from, if any, and check both; nothing is written yet."""
     given, problems = parse(config_class, argv, program, description)
-    begin_distributed(given.get("distributed", "auto"))
+    begin_distributed(given)
     if given.get("device") == "auto":
         del given["device"]  # a continued run stays on its device, unless told another
     checkpoint = None
@@ -93,11 +94,17 @@ def open_run(
     return config, run
 
 
-def begin_distributed(backend: str) -> None:
+def begin_distributed(given: Mapping[str, Any]) -> None:
     """Find the other processes; all but the first print nothing from here on."""
+    defaults = {field.name: field.default for field in dataclasses.fields(RunFlags)}
+    device, backend, timeout = ({**defaults, **given}[name] for name in ("device", "distributed", "rank_timeout"))
+    if backend == "auto" and device != "cpu" and are_several() and mg.cuda.is_available():
+        backend = "nccl"
     try:
-        ranks = mg.distributed.init(backend)
-    except MissingPackageError as error:
+        ranks = mg.distributed.init(backend, timeout)
+    except (MissingPackageError, DeviceError) as error:
+        if launched_rank():  # all meet it, and the first says so
+            raise SystemExit(2) from None
         raise FlagErrors([f"--distributed: expected {error.expected}, got {error.got}; {error.hint}"]) from None
     if ranks.rank:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the program ends)
@@ -314,8 +321,15 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last update is done, or a signal asked to stop."""
-        return self.step >= self.config.max_iters or self.stop.received is not None
+        """Whether the last update is done, patience has run out, or a signal asked to stop."""
+        return self.step >= self.config.max_iters or self.out_of_patience or self.stop.received is not None
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether the evaluation of this step is the last of --patience in a row that found no better loss."""
+        if not self.config.patience or self.val_loss is None or self.best_step is None:
+            return False
+        return self.step - self.best_step >= self.config.patience * self.config.eval_interval > 0
 
     @property
     def evaluation_due(self) -> bool:
@@ -331,7 +345,8 @@ class Run:
     @property
     def sample_due(self) -> bool:
         """At each interval and after the last update, not after a signal."""
-        due = self.step == self.config.max_iters or (self.step > 0 and self._at(self.config.sample_every))
+        last = self.step == self.config.max_iters or self.out_of_patience
+        due = last or (self.step > 0 and self._at(self.config.sample_every))
         return due and self.stop.received is None
 
     # -- what happens --
@@ -408,10 +423,10 @@ class Run:
                 "most often the learning rate is too high"
             )
 
-    def print(self, text: str) -> None:
-        """Print a line without disturbing the progress bar."""
+    def print(self, *lines: str) -> None:
+        """Print lines without disturbing the progress bar."""
         with tqdm.external_write_mode():
-            print(printable(text), flush=True)
+            print(*map(printable, lines), sep="\n", flush=True)
 
     def attach(self, **parts: Any) -> None:
         """Name the objects that every checkpoint holds; those of a continued run get back the state they had."""
@@ -456,6 +471,8 @@ class Run:
             saved = self.folder / folder_name(self.step)
             self.print(f"stopped by {self.stop.received.name}, saved {saved}; to go on: --resume {self.folder}")
         else:
+            if self.out_of_patience:
+                self.print(f"stopped early: {self.config.patience} evaluations in a row without a better loss")
             best = f"best validation loss {self.best_loss:.4f} at step {self.best_step}"
             self.print(f"{self.step} updates in {self.seconds / 60:.1f} minutes, {best}, in {self.folder}{note}")
         return self.stop.exit_status

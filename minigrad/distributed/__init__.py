@@ -14,11 +14,11 @@
         optimizer.zero_grad()
 
 Every rank makes the same calls in the same order, as MPI asks for. ``communicator.py`` has the exchanges, ``mpi.py``
-carries them, ``current.py`` finds out who is there, ``gradients.py`` and ``replicas.py`` are for the loop;
-``optim.ShardedOptimizer`` builds on them.
+and ``nccl.py`` carry them, ``watch.py`` ends a wait without end, ``current.py`` finds out who is there,
+``gradients.py``, ``overlap.py`` and ``replicas.py`` are for the loop; ``optim.ShardedOptimizer`` builds on them.
 """
 
-from minigrad.distributed.communicator import Communicator
+from minigrad.distributed.communicator import Communicator, Reduction
 from minigrad.distributed.current import (
     abort_on_error,
     all_gather,
@@ -27,16 +27,19 @@ from minigrad.distributed.current import (
     broadcast,
     get_communicator,
     init,
+    long_work,
     rank,
     reduce_scatter,
     size,
 )
 from minigrad.distributed.gradients import average_gradients
+from minigrad.distributed.overlap import Overlap
 from minigrad.distributed.replicas import broadcast_model, check_replicas
 
 # fmt: off
 __all__ = [
-    "Communicator", "abort_on_error", "all_gather", "all_reduce", "average_gradients", "barrier", "broadcast",
-    "broadcast_model", "check_replicas", "get_communicator", "init", "rank", "reduce_scatter", "size",
+    "Communicator", "Overlap", "Reduction", "abort_on_error", "all_gather", "all_reduce", "average_gradients",
+    "barrier", "broadcast", "broadcast_model", "check_replicas", "get_communicator", "init", "long_work", "rank",
+    "reduce_scatter", "size",
 ]
 # fmt: on

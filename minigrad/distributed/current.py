@@ -7,45 +7,70 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 
 from minigrad.backend import Array
 from minigrad.distributed.communicator import Communicator
 from minigrad.distributed.mpi import Mpi
+from minigrad.distributed.nccl import Nccl
 from minigrad.errors import ArgumentError
 from minigrad.machine import parallel
 
 STARTERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # variables in which an mpiexec says how many processes it started
+RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")  # and which of them this one is
 _current = Communicator()
 
 
-def init(backend: str = "auto") -> Communicator:
+def init(backend: str = "auto", timeout: float = 600.0) -> Communicator:
     """Find the other ranks; from here on the functions of this module speak to them.
 
     backend: "mpi" takes mpi4py and the MPI that it finds (``pip install -e '.[mpi]'`` brings both, on Windows mpi4py
-    alone), "none" is this process alone, "auto" is "mpi" in a process that mpiexec started beside others, else "none".
-    Every rank gets its share of the cores as threads, unless ``MINIGRAD_NUM_THREADS`` says how many.
+    alone); "nccl" takes a GPU a rank too, the one of this machine that has the rank's number among the ranks of the
+    machine, and NCCL for its arrays; "none" is this process alone; "auto" is "mpi" in a process that mpiexec started
+    beside others, else "none". Every rank gets its share of the cores as threads, unless ``MINIGRAD_NUM_THREADS`` says
+    how many.
 
-    Raises MissingPackageError where mpi4py or its MPI is absent, ArgumentError for another backend.
+    timeout: seconds for which a rank may be silent, which is in no exchange and not in ``long_work``. Whoever waits for
+    it then ends all ranks, with a line that names it.
+
+    Raises MissingPackageError where mpi4py or its MPI is absent, DeviceError where CuPy or NCCL is, and for more ranks
+    than GPUs, and ArgumentError for another backend or timeout.
 
     >>> init("none").size
     1
     """
     global _current
-    if backend == "nccl":
-        hint = "mpi, with arrays on the CPU"
-        raise ArgumentError("a backend that is built in", "nccl, which is not", hint)
-    if backend not in ("auto", "mpi", "none"):
-        raise ArgumentError('a backend, "auto", "mpi" or "none"', repr(backend), "auto asks mpiexec")
-    several = any(os.environ.get(name, "1") not in ("", "1") for name in STARTERS)
-    if backend == "none" or (backend == "auto" and not several):
+    if backend not in ("auto", "mpi", "nccl", "none"):
+        raise ArgumentError('a backend, "auto", "mpi", "nccl" or "none"', repr(backend), "auto asks mpiexec")
+    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout > 0:
+        raise ArgumentError("timeout, seconds above 0", repr(timeout), "float('inf') waits without end")
+    if backend == "none" or (backend == "auto" and not are_several()):
         _current = Communicator()
         return _current
-    found = Mpi()
+    found = Nccl(float(timeout)) if backend == "nccl" else Mpi(float(timeout))
     if "MINIGRAD_NUM_THREADS" not in os.environ:
         share = max(1, (os.cpu_count() or 1) // found.neighbours)
         parallel.set_num_threads(min(share, parallel.get_num_threads()))
     _current = found
     return found
+
+
+def are_several() -> bool:
+    """Whether an mpiexec started this process beside others; asks the environment alone.
+
+    >>> are_several()
+    False
+    """
+    return any(os.environ.get(name, "1") not in ("", "1") for name in STARTERS)
+
+
+def launched_rank() -> int:
+    """The rank that an mpiexec gave this process; asks the environment alone.
+
+    >>> launched_rank()
+    0
+    """
+    return int(next((os.environ[name] for name in RANKS if name in os.environ), 0))
 
 
 def get_communicator() -> Communicator:
@@ -108,18 +133,33 @@ def barrier() -> None:
 
 
 @contextmanager
+def long_work() -> Iterator[None]:
+    """Inside, this rank works for as long as it likes without an exchange, and is not silent: a thread says so.
+
+    For what one rank alone does while the others wait, such as a sample or an evaluation.
+
+    >>> with long_work():
+    ...     best = max(range(1000))
+    """
+    with _current.long_work():
+        yield
+
+
+@contextmanager
 def abort_on_error() -> Iterator[None]:
     """An exception inside ends every rank, after a traceback and a line that names the rank, and never a hang.
 
-    Without this, the other ranks would wait for ever in their next exchange. Where all ranks fail alike, each raises.
+    Without this, the other ranks would wait in their next exchange until the timeout. Where all ranks fail alike, each
+    raises.
 
     >>> with abort_on_error():
     ...     total = all_reduce([1.0])
     """
     try:
         yield
-    except Exception as error:
-        if not _current.all_fail():
+    except BaseException as error:
+        leaving = isinstance(error, SystemExit) and not error.code
+        if not leaving and not _current.all_fail():
             traceback.print_exc()
             first = str(error).partition("\n")[0]
             who = f"rank {rank()} of {size()} failed, and ends the others: {type(error).__name__}: {first}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minigrad.backend import to_numpy
 from minigrad.distributed.communicator import Communicator
 from minigrad.distributed.current import get_communicator
 from minigrad.errors import StateError
@@ -42,7 +43,7 @@ def check_replicas(model: Any, communicator: Communicator | None = None) -> None
     if ranks.size > 1:
         held = hashlib.blake2b(digest_size=16)
         for array in model.state_dict().values():
-            held.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            held.update(np.ascontiguousarray(to_numpy(array)).reshape(-1).view(np.uint8).data)
         hint = "train on the averaged gradients alone; a buffer that each rank computes must be sent by broadcast_model"
         _compare(held, ranks, "the same bits of weights and buffers", hint)
 

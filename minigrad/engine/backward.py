@@ -18,12 +18,13 @@ from minigrad.backend import array_module, array_of, is_array
 from minigrad.engine import core
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import Node, Primitive
-from minigrad.engine.recording import Setting, scaled_gradients
+from minigrad.engine.recording import Setting
 from minigrad.errors import DTypeError, GraphError, ShapeError
 from minigrad.messages.arguments import as_operand
 from minigrad.messages.explain import describe
 
 SETTINGS = [Setting(recording=create_graph, autocast=None) for create_graph in (False, True)]
+SCALED = Setting(scaled=True)  # gradients may overflow half precision from here on
 
 
 @dataclass(eq=False)
@@ -82,7 +83,7 @@ class Pass:
         """Run the rules of ``node`` and hand each gradient to its parent."""
         node.check()
         if node.primitive.scales_losses:
-            self.blocks.enter_context(scaled_gradients())
+            self.blocks.enter_context(SCALED)
         started = time.perf_counter() if core.observers else 0.0
         if type(g) is tuple:
             g = with_zeros(g, node)

@@ -27,8 +27,7 @@ class Mode(NamedTuple):
     transforming: bool = False  # whether a transform runs a function in order to differentiate it
     scaled: bool = False  # whether the gradients that are computed are those of a loss times a large number
     blocks: tuple[Setting, ...] = ()  # those that are open, the latest last
-    quiet: bool = False  # whether NumPy doesn't warn of overflow
-    warnings: Any = None  # NumPy's settings outside of all quiet blocks, to be put back after the last of them
+    warnings: Any = None  # in half precision: how NumPy warned outside of it, to be put back
 
 
 mode_variable: ContextVar[Mode] = ContextVar("mode", default=Mode())  # noqa: B039
@@ -39,11 +38,11 @@ class Setting:
     """Sets fields of the mode for a ``with`` block, a function, or the running parts of a generator or coroutine.
 
     The mode is what the open blocks say, the latest last. So blocks may close in any order, as those of generators do,
-    and one object will do for any number of blocks. In a ``quiet`` one NumPy doesn't warn of overflow.
+    and one object will do for any number of blocks.
     """
 
-    def __init__(self, quiet: bool = False, **fields: Any) -> None:
-        self.quiet, self.fields = quiet, fields
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
 
     def __enter__(self) -> None:
         _open((*current_mode().blocks, self))
@@ -74,19 +73,19 @@ class Setting:
 
 
 def _open(blocks: tuple[Setting, ...]) -> None:
-    """Make the mode that these blocks say."""
+    """Make the mode that these blocks say. NumPy is silent about overflow of half precision: GradScaler finds it."""
     mode, warnings = _said_by(blocks), current_mode().warnings
-    if mode.quiet and warnings is None:
-        mode = mode._replace(warnings=np.seterr(over="ignore", invalid="ignore"))
+    if mode.autocast or mode.scaled:
+        mode = mode._replace(warnings=warnings or np.seterr(over="ignore", invalid="ignore"))
     elif warnings:
-        mode = mode._replace(warnings=warnings if mode.quiet else np.seterr(**warnings) and None)
+        np.seterr(**warnings)
     mode_variable.set(mode)
 
 
 @functools.lru_cache(64)  # the same few settings are opened for each pass
 def _said_by(blocks: tuple[Setting, ...]) -> Mode:
     fields = {name: value for setting in blocks for name, value in setting.fields.items()}
-    return Mode(**fields, blocks=blocks, quiet=any(setting.quiet for setting in blocks))
+    return Mode(**fields, blocks=blocks)
 
 
 class _Steps(Generator[Any, Any, Any]):
@@ -125,11 +124,6 @@ class no_grad(_Recording):
 
 class enable_grad(_Recording):
     """Record inside, also within ``no_grad``: ``with enable_grad():`` or ``@enable_grad()``."""
-
-
-def scaled_gradients() -> Setting:
-    """Inside, gradients may overflow half precision: NumPy doesn't warn of it, GradScaler looks for it."""
-    return Setting(quiet=True, scaled=True)
 
 
 def is_grad_enabled() -> bool:

@@ -17,8 +17,8 @@ import numpy as np
 
 from minigrad.backend import is_array, to_gpu_of_any
 from minigrad.errors import ArgumentError
-from minigrad.messages.arguments import check_of
-from minigrad.messages.explain import FOREIGN, explanation
+from minigrad.messages.arguments import again_with_arrays, check_of
+from minigrad.messages.explain import FOREIGN
 
 P = ParamSpec("P")
 Made = TypeVar("Made", bound="Operation[Any]")
@@ -108,7 +108,7 @@ class Composite(Operation[P]):
             named: Any = {name: self.checked(value, name, others) for name, value in kwargs.items()}
             return self.function(*values, **named)
         except FOREIGN as error:
-            raise explanation(self, args, kwargs, error)  # noqa: B904
+            return again_with_arrays(self, args, kwargs, error)
 
 
 def _is_plain(value: Any) -> bool:

@@ -28,7 +28,7 @@ __device__ inline bool allowed(const Call& call, const bool* mask, int i, int j)
            (!GRID || call.grid[int(i + call.start) / int(call.side) * call.columns + j / int(call.side)]);
 }
 // The factor of a weight under dropout.
-struct Dropout { unsigned long long seed; unsigned int limit; float share; };
+struct Dropout { unsigned int limit; float share; };
 __device__ inline float factor(const Dropout& dropout, unsigned int key, int j) {
     return !DROPOUT ? 1 : kept(key, j, dropout.limit) ? dropout.share : 0;
 }
@@ -52,18 +52,29 @@ template <class E> __device__ inline E* head_of(E* array, const Place& place, in
     return array + n * place.n + h * place.h;
 }
 
+// A row is far if scores of finite numbers leave the range of float in it. Far rows get a pass of their own, in which
+// both factors of a score are 2⁻⁷⁰ of what they are: what underflows then is nothing beside the largest score, of which a
+// unit in the last place is more than any difference that leaves a weight. A score of -∞ counts where there is no other.
+#define SHARE 8.470329472543003e-22f
+__device__ inline float difference(float x, float y, bool far) { return far ? (x - y) / SHARE / SHARE : x - y; }
+enum { NEAR, BELOW, FAR };
+__device__ inline int distance(float score) { return isfinite(score) ? NEAR : score == -INFINITY ? BELOW : FAR; }
+__device__ inline bool is_far(int most, float top) { return most == FAR || (most == BELOW && top == -INFINITY); }
+
 // What the backward kernels know of a row: of its weights p = e^(s - shift) / total, and D. In attention_mma.cu the shift
-// is one of s · log₂ e, and the base is 2.
-struct Rows { float shift[ROWS], inverse[ROWS], dot[ROWS]; unsigned int key[DROPOUT ? ROWS : 1]; };
-__device__ inline void fetch_rows(const Call& call, const float* total, const float* shift, const float* dots,
+// is one of s · log₂ e, and the base is 2. The total of a far row is kept with a minus, its shift is one of such scores.
+struct Rows { float shift[ROWS], inverse[ROWS], dot[ROWS]; bool far[ROWS]; unsigned int key[DROPOUT ? ROWS : 1]; };
+__device__ inline bool fetch_rows(const Call& call, const float* total, const float* shift, const float* dots,
                                   unsigned long long seed, int head, int i0, Rows& rows) {
+    bool some = false;
     for (int r = threadIdx.x; r < ROWS; r += blockDim.x) {
         bool there = i0 + r < call.queries;
         long long place = head * call.queries + i0 + r;
         rows.shift[r] = there ? shift[place] : 0;
-        rows.inverse[r] = there && total[place] != 0 ? 1 / total[place] : 0;
+        rows.inverse[r] = there && total[place] != 0 ? 1 / fabsf(total[place]) : 0;
         rows.dot[r] = there ? dots[place] : 0;
+        some |= rows.far[r] = there && total[place] < 0;
         if (DROPOUT) rows.key[r] = row_key(place, seed);
     }
+    return some;
 }
-

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, array_of, cast_to, is_on_gpu
+from minigrad.backend import Array, Seed, accumulator, array_module, array_of, cast_to, is_on_gpu
 from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
@@ -92,7 +92,7 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: Seed = 0,
     window: int | None = None,
     pattern: Any = None,
 ) -> Array:
@@ -107,7 +107,8 @@ def attention(
     What stands in keys and values that a query does not see, huge, infinite or NaN, changes no bit of its result or of
     its gradient. Second derivatives, and a mask of numbers that hides by -inf, want finite numbers there.
 
-    Scores that leave the range of the dtype are computed in a wider one, on the CPU.
+    Where scores leave the range of the dtype, the largest has all weight: they are computed in a wider dtype, by the
+    kernels of a GPU from smaller factors.
 
     - mask: True where attention is allowed, or numbers added to the scores; broadcasts to (..., heads, L, S)
     - is_causal: query i sees keys j <= i only, counted from the top left corner

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, is_floating
+from minigrad.backend import Array, accumulator, array_module, is_array, is_floating
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 from minigrad.kernels.attention_patterns import Block, Pattern, blocks_of, cost, pattern_of
 from minigrad.machine.loops import dot, exp, helper, loop
@@ -88,7 +88,7 @@ def dropout_scale(dropout_p: float) -> float:
     return 0.0 if dropout_p == 1 else 1 / (1 - dropout_p)
 
 
-def dropout_mask(seed: int, rows: Array, columns: slice, dropout_p: float) -> Array:
+def dropout_mask(seed: Any, rows: Array, columns: slice, dropout_p: float) -> Array:
     """Which weights dropout keeps: a hash of (seed, row, column) that is at least p, for each row and column.
 
     rows numbers the rows of all scores of the call; the result has their shape and a last axis of the columns. The
@@ -104,11 +104,12 @@ def drop_rows(x: Array, seed: int, rows: Array, columns: slice, dropout_p: float
     return out
 
 
-def _keys(seed: int, rows: Array, columns: slice) -> tuple[Array, Array]:
+def _keys(seed: Any, rows: Array, columns: slice) -> tuple[Array, Array]:
     """What is hashed: uint32 numbers of the rows, and of the columns."""
     xp = array_module(rows)
     with np.errstate(over="ignore"):
-        key = (rows.astype(np.uint64) + np.uint64(seed % 2**64)) * np.uint64(0x9E3779B97F4A7C15)
+        seed = seed if is_array(seed) else np.uint64(seed % 2**64)
+        key = (rows.astype(np.uint64) + seed) * np.uint64(0x9E3779B97F4A7C15)
         key = ((key ^ (key >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)) >> np.uint64(32)
         column = xp.arange(columns.start, columns.stop, dtype=np.uint32) * np.uint32(0x9E3779B9)
     return key.astype(np.uint32), column

@@ -119,6 +119,10 @@ __device__ inline unsigned int row_key(unsigned long long row, unsigned long lon
     unsigned long long key = (row + seed) * 0x9E3779B97F4A7C15ull;
     return (unsigned int)(((key ^ key >> 32) * 0xD6E8FEB86659FD93ull) >> 32);
 }
+// A seed is a number, or lies on the device, where a CUDA graph finds another one at each replay.
+__device__ inline unsigned long long seed_of(unsigned long long seed, const unsigned long long* place) {
+    return place ? *place : seed;
+}
 __device__ inline bool kept(unsigned int key, unsigned int column, unsigned int limit) {
     unsigned int h = key ^ column * 0x9E3779B9u;
     h = (h ^ h >> 16) * 0x7FEB352Du;

@@ -67,7 +67,7 @@ class Targets(NamedTuple):
     counted: Array  # (rows,), whether a row counts
     soft: bool  # targets are probabilities
     smoothing: float
-    weight: float  # of each row in the result: 1 / (rows that count) for the mean, else 1
+    weight: Any  # of each row in the result, a float: 1 / (rows that count) for the mean, else 1
     shape: tuple[int, ...]  # of the rows
     dtype: Any  # of the result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigrad.backend import Array, accumulator, array_module, cast_to
+from minigrad.backend import Array, Seed, accumulator, array_module, cast_to
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import sample
 from minigrad.kernels.attention_tiles import drop_rows, dropout_mask, dropout_scale, threshold
@@ -14,7 +14,7 @@ from minigrad.kernels.rows import over_rows
 
 
 @primitive(linear="jointly", torch=False, samples=[sample((2, 3), p=0.5, seed=1), sample((2, 2, 5), p=0.2, seed=7)])
-def drop(x: Array, p: float, seed: int) -> Array:
+def drop(x: Array, p: float, seed: Seed) -> Array:
     """Each element 0 with probability ``p``, else multiplied by 1/(1-p). ``seed`` says which, on every device.
 
     >>> print(drop(np.ones(6), 0.5, 1))

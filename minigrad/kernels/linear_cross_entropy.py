@@ -10,7 +10,8 @@ not.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,48 +96,78 @@ def _forward(
     check_head(x, weight, targets)
     shape, dtype = (*x.shape[:-1], len(weight)), dtypes(x, weight)[0]
     labels = Targets.of(shape, dtype, targets, ignore_index, label_smoothing, reduction)
-    needs = needs if reduction != "none" else (False, False)  # the weights of single losses are not known yet
-    half = half_for(dtype)
-    losses, gradients = _for_one(x, weight, labels, needs, half)
-    residuals = {"labels": labels, "gradients": OneShot([gradients] if any(needs) else []), "half": half}
-    return cast_to(reduced(losses, labels, reduction), labels.dtype), residuals
+    heads = Heads((x, weight), labels, _to_gradients, half_for(dtype))
+    losses, gradients = heads.forward(needs if reduction != "none" else ())
+    return cast_to(reduced(losses, labels, reduction), labels.dtype), {"heads": heads, "gradients": gradients}
 
 
-def _for_one(
-    x: Any, weight: Any, targets: Targets, needs: tuple[bool, bool], half: Any
-) -> tuple[Array, list[Array | None]]:
-    """Losses, and the gradients for g = 1. Half precision can't hold the weight of a mean: it is multiplied in last."""
-    scale = np.full(len(targets.ids), 1.0 if half else targets.weight)
-    losses, *gradients = _one_pass(x, weight, targets, scale, needs, half)
-    for gradient in gradients if half else ():
-        if gradient is not None:
-            gradient *= targets.weight
-    return losses, gradients
+class Heads(NamedTuple):
+    """Products ``x weightᵀ`` of the same rows whose results, logits, exist a chunk of rows at a time; and their loss.
 
+    - arguments: x (..., d) and weight (V, d) of each head, one head after the other
+    - to_gradients: ``to_gradients(logits, targets, chunk, losses, scale, wanted)`` is given the logits of each head for
+      a chunk of rows. It fills in the losses of these rows, and turns the logits of each head that is ``wanted`` into
+      the gradient of Σ scale · loss, in place
+    - half: the dtype of factors and products under autocast, None outside of it
+    """
 
-def _one_pass(
-    x: Any, weight: Any, targets: Targets, scale: Array, needs: tuple[bool, bool], half: Any
-) -> tuple[Array, Array | None, Array | None]:
-    """Losses of the rows, and the gradients of ``Σ scale · loss`` with respect to x and weight that are needed."""
-    work = accumulator(targets.dtype)
-    rows, table = (_as_in(half, as_matrix(a, work)) for a in (x, weight))
-    scale = scale.astype(work, copy=False)
-    losses = np.empty(len(rows), work)
-    gx = np.empty(x.shape, work) if needs[0] else None
-    new = np.empty if len(rows) else np.zeros  # the first chunk writes it
-    gweight = new(table.shape, work) if needs[1] else None
-    step = _rows_of_chunk(len(rows), table)
-    buffer = np.empty((step, len(table)), work)
-    for start in range(0, len(rows), step):
-        chunk = slice(start, min(start + step, len(rows)))
-        logits = _as_in(half, np.matmul(rows[chunk], table.T, out=buffer[: chunk.stop - start]))
-        _to_gradients(logits, targets, chunk, losses, scale, any(needs))
-        logits = _as_in(half, logits)
-        if gx is not None:
-            np.matmul(logits, table, out=as_matrix(gx, work)[chunk])
-        if gweight is not None:
-            _add_to_weight(gweight, logits, rows[chunk], half, fresh=start == 0)
-    return losses, None if gx is None else _as_in(half, gx), gweight
+    arguments: tuple[Any, ...]
+    targets: Targets
+    to_gradients: Callable[[list[Array], Targets, slice, Array, Array, list[bool]], None]
+    half: Any
+
+    def forward(self, needs: Sequence[bool]) -> tuple[Array, OneShot]:
+        """The losses, and the gradients for g = 1 that are needed, if any."""
+        losses, gradients = self._for_one(needs or (False,) * len(self.arguments))
+        return losses, OneShot([gradients] if any(needs) else [])
+
+    def backward(self, g: Any, made: OneShot, needs: Sequence[bool]) -> tuple[Array | None, ...]:
+        """The gradients that the forward pass made, times g; a second backward pass makes them again."""
+        if np.ndim(g):
+            gradients = self._one_pass(np.asarray(g).reshape(-1) * self.targets.weight, needs)[1]
+        else:
+            gradients = made.take() or self._for_one(needs)[1]
+            for gradient in gradients:
+                if gradient is not None and g != 1:
+                    gradient *= g
+        pairs = zip(gradients, self.arguments, strict=True)
+        return tuple(None if gradient is None else cast_to(gradient, a.dtype) for gradient, a in pairs)
+
+    def _for_one(self, needs: Sequence[bool]) -> tuple[Array, list[Array | None]]:
+        """For g = 1. Half precision can't hold the weight of a mean: it is multiplied in last."""
+        weight = self.targets.weight
+        losses, gradients = self._one_pass(np.full(len(self.targets.ids), 1.0 if self.half else weight), needs)
+        for gradient in gradients if self.half else ():
+            if gradient is not None:
+                gradient *= weight
+        return losses, gradients
+
+    def _one_pass(self, scale: Array, needs: Sequence[bool]) -> tuple[Array, list[Array | None]]:
+        """Losses of the rows, and the gradients of ``Σ scale · loss`` with respect to the arguments that need one."""
+        work, half = accumulator(self.targets.dtype), self.half
+        rows, tables = ([_as_in(half, as_matrix(a, work)) for a in self.arguments[i::2]] for i in (0, 1))
+        count, (classes, _) = len(scale), tables[0].shape
+        losses, scale = np.empty(count, work), scale.astype(work, copy=False)
+        new = np.empty if count else np.zeros  # the first chunk writes it
+        gradients = [new(a.shape, work) if need else None for a, need in zip(self.arguments, needs, strict=True)]
+        wanted = [gx is not None or gw is not None for gx, gw in zip(gradients[::2], gradients[1::2], strict=True)]
+        step = _rows_of_chunk(count, tables[0])
+        buffers = np.empty((len(rows), step, classes), work)
+        for start in range(0, count, step):
+            chunk = slice(start, min(start + step, count))
+            logits = [
+                _as_in(half, np.matmul(x[chunk], table.T, out=buffer[: chunk.stop - start]))
+                for x, table, buffer in zip(rows, tables, buffers, strict=True)
+            ]
+            self.to_gradients(logits, self.targets, chunk, losses, scale, wanted)
+            for i, (x, table) in enumerate(zip(rows, tables, strict=True)):
+                gx, gweight = gradients[2 * i : 2 * i + 2]
+                slopes = _as_in(half, logits[i]) if wanted[i] else logits[i]
+                if gx is not None:
+                    np.matmul(slopes, table, out=as_matrix(gx, work)[chunk])
+                if gweight is not None:
+                    _add_to_weight(gweight, slopes, x[chunk], half, fresh=start == 0)
+        return losses, [g if g is None or i % 2 else _as_in(half, g) for i, g in enumerate(gradients)]
 
 
 def _rows_of_chunk(rows: int, table: Array) -> int:
@@ -168,32 +199,26 @@ def _as_in(half: Any, x: Array) -> Array:
     return x if half is None else cast_to(x, half).astype(x.dtype)
 
 
-def _to_gradients(logits: Array, targets: Targets, chunk: slice, losses: Array, scale: Array, wanted: bool) -> None:
-    """Fill in the losses of a chunk; if gradients are wanted, turn its logits into their gradient, in place."""
+def _to_gradients(
+    logits: list[Array], targets: Targets, chunk: slice, losses: Array, scale: Array, wanted: list[bool]
+) -> None:
+    """See :class:`Heads`."""
+    (matrix,) = logits
 
     def body(a: int, b: int) -> None:
-        tile, x = slice(chunk.start + a, chunk.start + b), logits[a:b]
+        tile, x = slice(chunk.start + a, chunk.start + b), matrix[a:b]
         e = scratch(x.shape, x.dtype, "rows")
         shift, total = np.empty((2, b - a), x.dtype)
         exponentials(x, e, shift, total)
         losses[tile] = row_losses(x, targets, tile, None, shift, total)
-        if wanted:
+        if wanted[0]:
             row_gradients(e, targets, tile, None, total, scale[tile], x)
 
-    over_rows(body, logits, arrays=2, ns=3.5)
+    over_rows(body, matrix, arrays=2, ns=3.5)
 
 
 @linear_cross_entropy.defbackward("x", "weight")
 def _backward(
-    g: Any, x: Any, weight: Any, labels: Targets, gradients: OneShot, half: Any, needs: tuple[bool, bool]
-) -> tuple[Any, Any]:
-    """The gradients that the forward pass made, times g; a second backward pass makes them again."""
-    if np.ndim(g):
-        scale = np.asarray(g).reshape(-1) * labels.weight
-        gx, gweight = _one_pass(x, weight, labels, scale, needs, half)[1:]
-    else:
-        gx, gweight = gradients.take() or _for_one(x, weight, labels, needs, half)[1]
-        for gradient in (gx, gweight):
-            if gradient is not None and g != 1:
-                gradient *= g
-    return None if gx is None else cast_to(gx, x.dtype), None if gweight is None else cast_to(gweight, weight.dtype)
+    g: Any, x: Any, weight: Any, heads: Heads, gradients: OneShot, needs: tuple[bool, bool]
+) -> tuple[Array | None, ...]:
+    return heads.backward(g, gradients, needs)

@@ -15,9 +15,11 @@ from minigrad.kernels.layer_norm import layer_norm as layer_norm
 from minigrad.kernels.linear import linear as linear
 from minigrad.kernels.linear_attention import linear_attention as linear_attention
 from minigrad.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from minigrad.kernels.linear_distillation import linear_distillation as linear_distillation
 from minigrad.kernels.pooling import avg_pool as avg_pool
 from minigrad.kernels.pooling import max_pool as max_pool
 from minigrad.kernels.qkv_projection import qkv_projection as qkv_projection
+from minigrad.kernels.quantized_blocks import block_product as block_product
 from minigrad.kernels.relu import relu as relu
 from minigrad.kernels.rms_norm import rms_norm as rms_norm
 from minigrad.kernels.rope import apply_rope as apply_rope

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from minigrad.backend import Axes, DType, Shape
+from minigrad.backend import Axes, DType, Seed, Shape
 from minigrad.tensor import Operand, X
 
 def apply_rope(x: Operand[X], cos: Operand[X], sin: Operand[X], layout: str = "interleaved") -> X: ...
@@ -15,7 +15,7 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: Seed = 0,
     window: int | None = None,
     pattern: Any = None,
 ) -> X: ...
@@ -27,6 +27,7 @@ def avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> X: ...
+def block_product(x: Operand[X], blocks: Operand[X], layout: str, transposed: bool = False) -> X: ...
 def convolution(
     x: Operand[X],
     weight: Operand[X],
@@ -43,7 +44,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> X: ...
-def drop(x: Operand[X], p: float, seed: int) -> X: ...
+def drop(x: Operand[X], p: float, seed: Seed) -> X: ...
 def embedding(ids: Operand[X], weight: Operand[X], padding_idx: int | None = None) -> X: ...
 def gelu(x: Operand[X], approximate: str = "none") -> X: ...
 def layer_norm(
@@ -70,6 +71,17 @@ def linear_cross_entropy(
     targets: Operand[X],
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> X: ...
+def linear_distillation(
+    x: Operand[X],
+    weight: Operand[X],
+    teacher_x: Operand[X],
+    teacher_weight: Operand[X],
+    targets: Operand[X],
+    temperature: float = 2.0,
+    mix: float = 0.5,
+    ignore_index: int = -100,
     reduction: str = "mean",
 ) -> X: ...
 def log_softmax(x: Operand[X], axis: int = -1) -> X: ...

@@ -88,11 +88,11 @@ def _exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
 @loop(_exponentials)
 def exponentials(x: Array, out: Array, shift: Array, sums: Array) -> None:
     """``out = e^(x - shift)`` and ``sums`` of its rows; shift is 0 where that is safe, else the maximum of the row."""
-    ones = np.ones(x.shape[1], np.float32)
+    ones, flat, made = np.ones(x.shape[1], np.float32), x.ravel(), out.ravel()
+    for k in range(flat.size):  # not row by row: short rows would leave the vectors half empty
+        made[k] = exp(flat[k])
     for i in range(len(x)):
         shift[i] = 0.0
-        for j in range(x.shape[1]):
-            out[i, j] = exp(x[i, j])
         sums[i] = dot(out[i], ones)
         if not (1.0 / SAFE < sums[i] < SAFE):
             top = -math.inf
@@ -114,7 +114,10 @@ def again(x: Array, shift: Array, out: Array) -> None:
     """The exponentials of :func:`exponentials` once more, from the shift."""
     for i in range(len(x)):
         for j in range(x.shape[1]):
-            out[i, j] = exp(x[i, j] - shift[i])
+            out[i, j] = x[i, j] - shift[i]
+    made = out.ravel()
+    for k in range(made.size):
+        made[k] = exp(made[k])
 
 
 def normalized(x: Any, normalized_shape: Any, eps: float = 0.0, **parameters: Any) -> tuple[int, ...]:

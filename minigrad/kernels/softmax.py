@@ -13,7 +13,7 @@ from minigrad.engine.core import Primitive
 from minigrad.engine.fused import fused
 from minigrad.engine.registry import sample
 from minigrad.kernels.rows import as_matrix, dtypes, exponentials, matrix_of, over_rows
-from minigrad.machine.loops import dot, loop
+from minigrad.machine.loops import dot, helper, loop
 from minigrad.machine.loops import exp as exp_of_one
 from minigrad.ops import astype, exp, isfinite, log, max, stop_gradient, sum, where
 from minigrad.ops.shape import normal_axis
@@ -91,17 +91,28 @@ def _softmax_slopes(g: Array, s: Array, dx: Array) -> None:
         _mend(dx, _peaks(s), ones)
 
 
+@helper()
+def _peak(weights: Array) -> int:
+    """The place of the weight above PEAK in a row that has one."""
+    place = 0
+    while not weights[place] > PEAK:
+        place += 1
+    return place
+
+
 @loop(_softmax_slopes)
 def softmax_slopes(g: Array, s: Array, dx: Array) -> None:
     """The rows of s (g - Σ g s), mended at a peak."""
-    ones = np.ones(s.shape[1], np.float32)
+    ones, peaks = np.ones(s.shape[1], np.float32), np.empty(len(s), np.intp)
     for i in range(len(s)):
-        mean, peaks = dot(g[i], s[i]), 0
+        mean, count = dot(g[i], s[i]), 0
         for j in range(s.shape[1]):
             dx[i, j] = s[i, j] * (g[i, j] - mean)
-            peaks += s[i, j] > PEAK
-        if peaks:
-            dx[i, np.argmax(s[i])] -= dot(dx[i], ones)
+            count += s[i, j] > PEAK
+        peaks[i] = count
+    for i in range(len(s)):  # not at once: a processor waits where it reads what it has just written
+        if peaks[i]:
+            dx[i, _peak(s[i])] -= dot(dx[i], ones)
 
 
 def _logarithms(x: Array, logs: Array, axis: int) -> Array:
@@ -174,18 +185,21 @@ def _log_softmax_slopes(g: Array, logs: Array, dx: Array) -> None:
 @loop(_log_softmax_slopes)
 def log_softmax_slopes(g: Array, logs: Array, dx: Array) -> None:
     """The rows of g - e^logs Σ g, mended at a peak."""
-    ones = np.ones(logs.shape[1], np.float32)
+    ones, flat, weights = np.ones(logs.shape[1], np.float32), logs.ravel(), dx.ravel()
+    for k in range(flat.size):
+        weights[k] = exp_of_one(flat[k])
     for i in range(len(logs)):
-        whole, zeros, peaks = dot(g[i], ones), 0, 0
+        whole, zeros, peak = dot(g[i], ones), 0, 0
         for j in range(logs.shape[1]):
-            weight = exp_of_one(logs[i, j])
-            dx[i, j] = g[i, j] - weight * whole
-            zeros += weight == 0.0
-            peaks += weight > PEAK
+            zeros += dx[i, j] == 0.0
+            peak += dx[i, j] > PEAK
+        place = _peak(dx[i]) if peak else 0
+        for j in range(logs.shape[1]):
+            dx[i, j] = g[i, j] - dx[i, j] * whole
         if zeros == logs.shape[1]:
             dx[i] = 0.0
-        elif peaks:
-            dx[i, np.argmax(logs[i])] -= dot(dx[i], ones)
+        elif peak:
+            dx[i, place] -= dot(dx[i], ones)
 
 
 def _peaks(weights: Array) -> Array | None:

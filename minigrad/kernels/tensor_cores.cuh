@@ -10,8 +10,8 @@
 typedef unsigned int Pair;
 template <class E> struct Format { static const bool brain = false; static const unsigned int exponent = 0x7c00; };
 template <> struct Format<Bfloat16> { static const bool brain = true; static const unsigned int exponent = 0x7f80; };
-__device__ inline bool is_endless(T x) { return (x.bits & Format<T>::exponent) == Format<T>::exponent; }
-__device__ inline Pair endless_bits(Pair x) {  // not 0 where one of the two is not finite: its exponent carries
+__device__ inline bool is_nonfinite(T x) { return (x.bits & Format<T>::exponent) == Format<T>::exponent; }
+__device__ inline Pair nonfinite_bits(Pair x) {  // not 0 where one of the two is not finite: its exponent carries
     const Pair exponents = Format<T>::exponent * 0x10001u;
     return ((x & exponents) + (0x80008000u - exponents)) & 0x80008000u;
 }

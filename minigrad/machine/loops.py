@@ -10,7 +10,8 @@ A tile of a NumPy kernel makes a pass over the cache for every operation; a loop
 Where all arrays are contiguous, and float32 if they hold fractions, the loop runs; else the NumPy tile, with the same
 arguments. A loop is plain Python in numba's subset. Its literals and its arguments of type float are float32; whole
 numbers only index. It releases the interpreter's lock, and the pool of ``parallel`` shares out the tiles. ``contract``
-lets a product and a sum be rounded once; nothing else of the mathematics may change, but for the order of ``dot``.
+lets a product and a sum be rounded once; nothing else of the mathematics may change, but for the order of sums in
+helpers that allow it, such as ``dot``.
 
 What was compiled is kept on the disk. numba looks only at the file of a function to see whether it has changed, so
 each loop has a folder named by a hash of its code and of all that it calls.
@@ -136,7 +137,7 @@ def loop(tile: Callable[P, T]) -> Callable[[Callable[..., object]], Callable[P, 
     [0. 2. 4.]
 
     A loop that returns False hands its arguments to the tile: it treats ordinary numbers alone. Until then it may have
-    written only what it doesn't read.
+    written only what it doesn't read. A loop may call another loop, and looks at what that one returns.
     """
 
     def decorate(function: Callable[..., object]) -> Callable[P, T]:
@@ -150,6 +151,7 @@ def loop(tile: Callable[P, T]) -> Callable[[Callable[..., object]], Callable[P, 
             return tile(*args) if done is False else done  # type: ignore[call-arg]
 
         choose.tile, choose.loop = tile, function  # type: ignore[attr-defined]
+        _loops.add(function)
         return functools.wraps(function)(choose)  # type: ignore[return-value]
 
     return decorate
@@ -174,6 +176,7 @@ def _fit(args: tuple[Any, ...]) -> bool:
 
 # ---- compiling ------------------------------------------------------------------------------------------------------
 
+_loops: set[Callable[..., Any]] = set()
 _helpers: dict[Callable[..., Any], set[str]] = {}  # functions that loops call, and what their compiler may do
 _made: dict[Callable[..., Any], Any] = {}
 
@@ -191,6 +194,8 @@ def helper(*fastmath: str) -> Callable[[F], F]:
 def _make(function: Callable[..., Any]) -> Any:
     """A loop, compiled or read from the disk, where it is then kept, or a helper; its types are those of its calls."""
     with _state.lock:
+        if function is prefetch:
+            _made[function] = _intrinsic()
         if function not in _made:
             fastmath = _helpers.get(function, {"contract"})
             compiled = _state.numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(_in_float32(function))
@@ -244,12 +249,14 @@ def _narrow(value: Any) -> Any:
 
 
 def _globals_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The numbers and helpers that a function reads by a name of its module."""
+    """The numbers, helpers and other loops that a function reads by a name of its module."""
     space = function.__globals__
-    named = {name: space[name] for name in function.__code__.co_names if name in space}
-    return {
-        name: x for name, x in named.items() if isinstance(x, int | float | tuple) or (callable(x) and x in _helpers)
-    }
+    named = {name: getattr(space[name], "loop", space[name]) for name in function.__code__.co_names if name in space}
+    return {name: x for name, x in named.items() if isinstance(x, int | float | tuple) or _is_compiled(x)}
+
+
+def _is_compiled(x: Any) -> bool:
+    return callable(x) and (x in _helpers or x in _loops)
 
 
 def digest(function: Callable[..., Any]) -> str:
@@ -332,11 +339,43 @@ def sigmoid(x: Any) -> Any:
 
 @helper("reassoc", "nsz")
 def dot(a: Any, b: Any) -> Any:
-    """Σ a b, in an order that lets the processor add vectors: the one place where sums are reordered."""
+    """Σ a b, in an order that lets the processor add vectors."""
     total = np.float32(0)
     for i in range(a.size):
         total += a[i] * b[i]
     return total
+
+
+@helper()
+def prefetch(numbers: Any, i: int) -> None:
+    """Let the cache line of ``numbers[i]``, of one contiguous axis, be fetched while the loop goes on.
+
+    A processor foresees what lies ahead of a row, but not beyond a page of memory.
+    """
+
+
+def _intrinsic() -> Any:
+    """``prefetch`` as numba compiles it: an instruction of LLVM. A loop's hash has its name alone."""
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
+
+    tools: Any = cgutils
+    ir = tools.ir
+
+    def typed(_: Any, numbers: Any, i: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            data = context.make_array(numbers)(context, builder, args[0]).data
+            address = builder.bitcast(builder.gep(data, [args[1]]), tools.voidptr_t)
+            number = ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+            function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+            builder.call(function, [address, number(0), number(3), number(1)])  # to read, into all caches, data
+            return context.get_dummy_value()
+
+        return types.void(numbers, types.intp), generate
+
+    return intrinsic(typed)
 
 
 _state = _State()

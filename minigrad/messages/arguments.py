@@ -1,6 +1,6 @@
 """What may stand in the place of an argument: arrays, whole numbers, axes, shapes.
 
-The annotation of a parameter says which: an operation checks what is called ``Array``, ``int`` or ``Axes``.
+The annotation of a parameter says which: an operation checks what is called ``Array``, ``int``, ``Axes`` or ``Seed``.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from minigrad.backend import Array, Axes, complaint, is_array, is_bfloat16
-from minigrad.errors import ArgumentError, CallError, DTypeError, ShapeError
-from minigrad.messages.explain import describe
+from minigrad.backend import Array, Axes, array_of, complaint, is_array, is_bfloat16, is_on_gpu, to_gpu_of_any
+from minigrad.errors import ArgumentError, CallError, DTypeError, MiniGradError, ShapeError
+from minigrad.messages.explain import describe, explanation
 
 Check: TypeAlias = Callable[[Any, str], Any]  # (value, what it is) to the value in the form that the function takes
 
@@ -31,12 +31,42 @@ def as_operand(value: Any, what: str) -> Any:
     elif isinstance(value, int | float) or hasattr(value, "_data"):
         return value
     elif isinstance(value, list | tuple | range):
-        return from_lists(value) if (part := tensor_in(value)) is None else part._joined(value)
+        return from_lists(value) if (part := next(tensors_in(value), None)) is None else part._joined(value)
     elif not (is_array(value) or isinstance(value, np.generic)):
         raise DTypeError(f"a tensor, an array or numbers for {what}", describe(value), _stranger(value))
     if value.dtype.kind not in "biuf" and not is_bfloat16(value.dtype):
         raise DTypeError("booleans, integers or real numbers", describe(value), complaint(value.dtype.kind))
     return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))  # kernels read bytes
+
+
+def as_floats(*values: Any) -> list[Any]:
+    """The values with axes: numbers and nested lists in float64, on the GPU of any of them, others as they are.
+
+    >>> as_floats([1, 2], 2)
+    [array([1., 2.]), array(2.)]
+    """
+    found = [as_operand(v, "an argument") if next(tensors_in([v]), None) is not None else v for v in values]
+    return [v if hasattr(v, "ndim") else to_gpu_of_any(np.asarray(v, np.float64), found) for v in found]
+
+
+def again_with_arrays(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], error: Exception) -> Any:
+    """The result for arrays in the places of numbers, of which ``operation`` has asked in vain for axes or a dtype.
+
+    It is called where a call has failed, so that no other pays for it. Beside an array, which a number must not widen,
+    and after any other ``error``, that is explained and raised.
+    """
+    named = [*zip(operation.names, args, strict=False), *kwargs.items()]
+    arrays = {name for name, check in operation.checks.items() if check is as_operand}
+    numbers = {name: np.asarray(v) for name, v in named if name in arrays and isinstance(v, int | float)}
+    alone = numbers and not any(is_array(array_of(v)) for v in (*args, *kwargs.values()))
+    if not (alone and isinstance(getattr(error, "origin", error), AttributeError)):
+        raise explanation(operation, args, kwargs, error)
+    places = (*operation.names, *[""] * len(args))
+    given = [numbers.get(name, v) for name, v in zip(places, args, strict=False)]
+    try:
+        return operation(*given, **{name: numbers.get(name, v) for name, v in kwargs.items()})
+    except MiniGradError as refused:
+        raise refused from None
 
 
 def plain_array(array: Any) -> Any:
@@ -62,7 +92,7 @@ def _stranger(value: Any) -> str:
 
 def from_lists(value: Any, dtype: Any = None) -> Any:
     """Nested lists of numbers as an array."""
-    if getattr(tensor_in(value), "_requires_grad", False):
+    if any(tensor._requires_grad for tensor in tensors_in(value)):
         got, hint = "a list with recorded tensors in it", "minigrad.array makes one tensor of it, and keeps the graph"
         raise DTypeError("numbers, or nested lists of them", got, hint)
     for part in value:
@@ -70,8 +100,6 @@ def from_lists(value: Any, dtype: Any = None) -> Any:
             plain_array(part)
     try:
         array = np.array(value, dtype)
-    except OverflowError as error:
-        raise DTypeError("numbers that the dtype holds", str(error), "choose a wider dtype") from None
     except (ValueError, TypeError) as error:
         if "inhomogeneous" in str(error):
             raise ShapeError("nested lists of equal lengths", describe(value), "pad the shorter ones") from None
@@ -81,18 +109,13 @@ def from_lists(value: Any, dtype: Any = None) -> Any:
     return array
 
 
-def tensor_in(value: Any) -> Any:
-    """A Tensor in nested lists, one through which a gradient could flow if there is one; None where there is none."""
-    if not isinstance(value, list | tuple):
-        return value if hasattr(value, "_requires_grad") else None
-    found = None
-    for part in value:
-        inner = tensor_in(part)
-        if inner is not None:
-            found = inner
-            if found._requires_grad:
-                break
-    return found
+def tensors_in(values: Any) -> Iterator[Any]:
+    """The Tensors in nested lists, tuples and dicts."""
+    for part in values.values() if isinstance(values, dict) else values:
+        if isinstance(part, list | tuple | dict):
+            yield from tensors_in(part)
+        elif hasattr(part, "_requires_grad"):
+            yield part
 
 
 def as_list(values: Any, what: str) -> list[Any]:
@@ -113,13 +136,14 @@ def as_int(value: Any, what: str) -> int:
     raise CallError(f"a whole number for {what}", describe(value), hint)
 
 
-def axes(value: Any, what: str) -> Any:
-    """An axis, several, or None."""
-    if value is None:
-        return None
-    if isinstance(value, tuple | list):
-        return tuple(as_int(axis, what) for axis in value)
-    return as_int(value, what)
+def as_seed(value: Any, what: str) -> Any:
+    """A whole number, or the place of one on a GPU, which a CUDA graph reads there."""
+    return value if is_on_gpu(value) and value.dtype == np.uint64 and value.ndim == 0 else as_int(value, what)
+
+
+def as_axes(value: Any, what: str) -> Any:
+    """An axis or several."""
+    return tuple(as_int(axis, what) for axis in value) if isinstance(value, tuple | list) else as_int(value, what)
 
 
 def normal_axis(axis: Any, ndim: int) -> int:
@@ -169,16 +193,19 @@ CHECKS: dict[str, Check] = {
     "Sequence[Array]": as_list,
     "int": as_int,
     "int | None": optional(as_int),
-    "Axes": axes,
+    "Seed": as_seed,
+    "Axes": optional(as_axes),
     str(Array): as_operand,  # what the two aliases are where annotations are not left as text
-    str(Axes): axes,
+    str(Axes): optional(as_axes),
 }
 
 
 def check_of(annotation: Any) -> Check | None:
     """The check that an annotation asks for, if any: text, as under ``from __future__ import annotations``, or not.
 
-    >>> check_of("mg.backend.Array") is check_of("Array") is as_operand, check_of(int) is as_int, check_of(float)
-    (True, True, None)
+    >>> check_of("mg.backend.Array") is check_of("Array") is check_of(Array) is as_operand, check_of(int) is as_int
+    (True, True)
+    >>> check_of(Axes)((0, np.int64(1)), "axis"), check_of(float)
+    ((0, 1), None)
     """
     return CHECKS.get(re.sub(r"\w+\.", "", str(getattr(annotation, "__name__", annotation))))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from traceback import walk_tb
+from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,28 +29,35 @@ F = TypeVar("F", bound=Callable[..., Any])
 FOREIGN = (TypeError, ValueError, IndexError, AttributeError, ArithmeticError, MemoryError, DeviceError)
 _ROOT = Path(__file__).parents[2]
 OURS = tuple(f"{_ROOT / package}{os.sep}" for package in ("minigrad", "nn", "optim"))
+LIBRARIES = {"numpy", "scipy", "cupy", "cupyx"}
 
 # ---- the boundary ---------------------------------------------------------------------------------------------------
 
 
-def explanation(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> Exception:
+def explanation(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception, inside: bool = True
+) -> Exception:
     """What a boundary raises that caught ``error`` from ``function(*args, **kwargs)``: the error in terms of this call.
 
     The error stays as it is if no boundary explained it and it is one of ours, or if a function of the user took part
-    in what failed.
+    in what failed; without ``inside`` it stays unless the arguments don't fit the signature.
     """
-    files = (getattr(sys.modules.get(name), "__file__", None) for name in ("numpy", "scipy", "cupy"))
-    libraries = [Path(file).parent for file in files if file]
-    inside = (*OURS, *(f"{library}{os.sep}" for library in libraries))
-    passed = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    origin = getattr(error, "origin", error)
-    if isinstance(origin, MiniGradError) or not all(file.startswith(inside) for file in passed):
+    origin, frames = getattr(error, "origin", error), [frame for frame, _ in walk_tb(error.__traceback__)]
+    if isinstance(origin, MiniGradError) or any(map(is_of_user, frames)):
+        return error
+    if not (inside or wrong_call(function, args, kwargs)):
         return error
     explained = explain_call(function, args, kwargs, origin)
     explained.layer = getattr(error, "layer", "")
     explained.origin, explained.__suppress_context__ = origin, True
     error.__traceback__ = None  # whose frames would keep the arrays alive
     return explained
+
+
+def is_of_user(frame: FrameType) -> bool:
+    """Whether it runs neither our code nor a library's, which has no path where it is compiled: a module names it."""
+    module = str(frame.f_globals.get("__name__"))
+    return not (frame.f_code.co_filename.startswith(OURS) or module.partition(".")[0] in LIBRARIES)
 
 
 def explained(function: F, inside: bool = True) -> F:
@@ -64,9 +71,7 @@ def explained(function: F, inside: bool = True) -> F:
         try:
             return function(*args, **kwargs)
         except FOREIGN as error:
-            if not (inside or mismatch(function, args, kwargs)):
-                raise
-            raise explanation(function, args, kwargs, error)  # noqa: B904
+            raise explanation(function, args, kwargs, error, inside)  # noqa: B904
 
     return wrapped  # type: ignore[return-value]
 
@@ -81,8 +86,8 @@ def explain_methods(cls: type, names: Iterable[str]) -> None:
 # ---- what was called ------------------------------------------------------------------------------------------------
 
 
-def describe(value: Any, limit: int = 40) -> str:
-    """A value in the text of an error: dtype and shape of an array, else its repr, cut off.
+def describe(value: Any) -> str:
+    """A value in the text of an error: dtype and shape of an array, else its repr, cut off after 40 characters.
 
     >>> describe(np.ones((2, 3))), describe("a"), describe(object)
     ('float64 (2, 3)', "'a'", "<class 'object'>")
@@ -98,53 +103,41 @@ def describe(value: Any, limit: int = 40) -> str:
     if kind.__module__ != "builtins" and not isinstance(value, np.generic | np.dtype | slice | os.PathLike):
         return f"a {kind.__module__}.{kind.__qualname__}"
     text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def name_and_signature(function: Any, args: Sequence[Any]) -> tuple[str, inspect.Signature]:
-    """The name of a function or method as its caller writes it, and its signature without ``self`` and annotations.
+def as_written(function: Any, args: Sequence[Any]) -> tuple[str, inspect.Signature, Sequence[Any]]:
+    """The name of a function or method as its caller writes it, its signature without annotations, and its arguments.
 
-    A method goes by the class of the object it is called on, which may inherit it.
+    A method goes by the class of the object it is called on, which may inherit it. ``self`` is left out.
     """
     signature = inspect.signature(function)
-    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    bound = int("self" in signature.parameters)
     name = getattr(function, "label", None) or function.__qualname__.rpartition("<locals>.")[2]
     word, owner = function.__name__, type(args[0] if args else None)
     if getattr(getattr(owner, word, None), "__wrapped__", None) is function:  # not a method that the user overrides
         name = f"{owner.__name__}.{word}"
-    return name.removesuffix(".__init__"), signature.replace(parameters=parameters, return_annotation=signature.empty)
+    signature = signature.replace(parameters=parameters[bound:], return_annotation=signature.empty)
+    return name.removesuffix(".__init__"), signature, args[bound:]
 
 
-def text_of_call(name: str, parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any]) -> str:
-    """A call as it might be written: required arguments in their places, others by name."""
-    parts: list[str] = []
-    for key, value in arguments.items():
-        parameter = parameters[key]
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            parts += map(describe, value)
-        else:
-            parts.append(describe(value) if parameter.default is parameter.empty else f"{key}={describe(value)}")
-    return f"{parts[0]}[{parts[1]}]" if name == "getitem" else f"{name}({', '.join(parts)})"
+def text_of_call(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+    """``name(*args, **kwargs)``, each argument described."""
+    return f"{name}({', '.join([*map(describe, args), *(f'{k}={describe(value)}' for k, value in kwargs.items())])})"
 
 
-def mismatch(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """What Python has against calling ``function`` so; "" where the arguments fit."""
+def wrong_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The error for a call that doesn't fit the signature of the function; None where it does."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        return str(error)
-    return ""
-
-
-def wrong_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallError:
-    """The error for a call that doesn't fit the signature of the function."""
-    name, signature = name_and_signature(function, args)
-    unknown = [key for key in kwargs if key not in signature.parameters]
-    by_name = [key for key, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    hint = keyword_hint(unknown[0], by_name) if unknown else mismatch(function, args, kwargs)
-    shown = args[len(args) and "self" in inspect.signature(function).parameters :]
-    got = ", ".join([*map(describe, shown), *(f"{key}={describe(value)}" for key, value in kwargs.items())])
-    return CallError(f"{name}{signature}", f"{name}({got})", hint)
+    except TypeError as misfit:
+        name, signature, args = as_written(function, args)
+        known = [k for k, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        unknown = [key for key in kwargs if key not in signature.parameters]
+        hint = keyword_hint(unknown[0], known) if unknown else str(misfit)
+        return CallError(f"{name}{signature}", text_of_call(name, args, kwargs), hint)
+    return None
 
 
 # ---- what went wrong ------------------------------------------------------------------------------------------------
@@ -155,25 +148,30 @@ KINDS = hints("errors of NumPy")
 
 def explain_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> MiniGradError:
     """``error``, raised inside of ``function(*args, **kwargs)``, in terms of that call."""
-    if mismatch(function, args, kwargs):
-        return wrong_call(function, args, kwargs)
-    whole, (name, signature) = inspect.signature(function), name_and_signature(function, args)
-    parameters, given = whole.parameters, whole.bind(*args, **kwargs).arguments
-    arguments = {k: v for k, v in given.items() if k != "self" and v is not parameters[k].default}
+    wrong: CallError | None = wrong_call(function, args, kwargs)
+    if wrong:
+        return wrong
+    name, signature, args = as_written(function, args)
+    call, parameters = signature.bind(*args, **kwargs), signature.parameters
+    given = {key: value for key, value in call.arguments.items() if value is not parameters[key].default}
     try:  # an argument that is at fault by itself
-        for key in arguments.keys() & getattr(function, "checks", {}).keys():
+        for key in given.keys() & getattr(function, "checks", {}).keys():
             if parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL:
-                function.checked(arguments[key], key)
+                function.checked(given[key], key)
     except MiniGradError as fault:
         return fault.with_traceback(None)
-    return translate(text_of_call(name, parameters, arguments), f"{name}{signature}", arguments.values(), error)
+    by_name = {key: value for key, value in given.items() if parameters[key].default is not inspect.Parameter.empty}
+    call.arguments = {key: value for key, value in given.items() if key not in by_name}
+    text = text_of_call(name, call.args, call.kwargs | by_name)
+    if name == "getitem":
+        text = "{}[{}]".format(*map(describe, call.args))
+    return translate(text, f"{name}{signature}", given.values(), error)
 
 
 def translate(call: str, takes: str, arguments: Iterable[Any], error: Exception) -> MiniGradError:
     """An error of NumPy or CuPy in our terms: ``call`` is what was written, ``takes`` what might have been."""
     values = [array_of(v) for value in arguments for v in (value if isinstance(value, list | tuple) else [value])]
     text = str(error)
-    error.__traceback__ = None  # whose frames would keep the arrays alive
     arrays = [value for value in values if is_array(value)]
     if len({device_of(array) for array in arrays}) > 1 and not isinstance(error, IndexError):  # that tells of numbers
         placed = " and ".join(f"{describe(array)} on {device_of(array)}" for array in arrays)

@@ -47,17 +47,13 @@ def keyword_hint(unknown: str, known: Collection[str]) -> str:
     return f"{alike[0]}= may be what is meant" if alike else f"there is no {unknown}="
 
 
-def unknown_name(owner: Any, label: str, name: str) -> AttributeError:
-    """The error for ``owner.name``: with our name for a name of torch; Python itself adds one that is spelled alike.
+def unknown_name(label: str, name: str) -> AttributeHintError:
+    """The error for a name that ``label`` hasn't: with our name for one of torch.
 
-    >>> print(unknown_name(object(), "x", "view").hint)
+    >>> print(unknown_name("x", "view").hint)
     use reshape
     """
-    if name.startswith("_"):  # what Python and NumPy look for
-        return AttributeError(f"{label} has no attribute {name!r}", name=name, obj=owner)
-    error = AttributeHintError(f"a name that {label} has", f".{name}", _name_hint(name))
-    error.name, error.obj = name, owner
-    return error
+    return AttributeHintError(f"a name that {label} has", f".{name}", _name_hint(name))
 
 
 MODULES = ("minigrad", "nn", "nn.functional", "optim", "minigrad.linalg", "minigrad.special")
@@ -69,7 +65,7 @@ def _name_hint(name: str) -> str:
         return f"use {ours[name]}.{name}"
     if use := _row(NAMES, name):
         return f"use {use}"
-    if name.endswith("_"):
+    if name.endswith("_") and not name.startswith("_"):
         return f"nothing works in place: x = x.{NAMES.get(name[:-1], name[:-1])}(…)"
     spelled, plain = {found.lower().replace("_", ""): found for found in ours}, name.lower().replace("_", "")
     if alike := spelled.get(plain) or spelled.get(plain.removesuffix("loss")):  # the function of a class, SmoothL1Loss
@@ -85,7 +81,7 @@ def _row(table: dict[str, str], name: str) -> str | None:
     return table.get(name) or next(fitting, None)
 
 
-class Strange:
+class RefusedName:
     """A class attribute that isn't there: to ask for it raises the error with the hint.
 
     A class with ``__getattr__`` could refuse every name, but Python would find all its attributes more slowly.
@@ -95,7 +91,7 @@ class Strange:
         self.name = name
 
     def __get__(self, owner: Any, kind: type) -> Any:
-        raise unknown_name(owner, kind.__name__, self.name)
+        raise unknown_name(kind.__name__, self.name)
 
 
 def refuse_names(kind: type, others: Collection[str]) -> None:
@@ -106,13 +102,13 @@ def refuse_names(kind: type, others: Collection[str]) -> None:
     there = dir(kind)
     in_place = {f"{name}_" for name in (*NAMES, *there) if not name.startswith("_")}
     for name in filter(str.isidentifier, in_place.union(NAMES, OUT_OF_SCOPE, others).difference(there)):
-        setattr(kind.__bases__[0], name, Strange(name))
+        setattr(kind.__bases__[0], name, RefusedName(name))
 
 
 def module_names(module: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a module with these globals: hints for names of torch, and no private ones."""
 
     def missing(name: str) -> Any:
-        raise unknown_name(None, module["__name__"], name)
+        raise unknown_name(module["__name__"], name)
 
     return missing, lambda: sorted({*module["__all__"], *(name for name in module if name.startswith("__"))})

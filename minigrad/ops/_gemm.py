@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minigrad import captures
 from minigrad.backend import Array, array_module, check_bfloat16, is_bfloat16
 from minigrad.cuda import tf32_allowed
 
@@ -70,13 +71,13 @@ def arguments(signature: str) -> str:
 def product(x: Array, y: Array) -> Array:
     """``x @ y`` of arrays on a GPU; half precision is summed in float32.
 
-    Two matrices are left to CuPy, which passes transposes as flags to gemmEx.
+    Two matrices are left to CuPy, which passes transposes as flags to gemmEx; but not in a capture, where it refuses.
     """
     xp, dtype = array_module(x), np.result_type(x.dtype, y.dtype)
     if is_bfloat16(dtype):
         check_bfloat16(xp, xp.cuda.runtime.getDevice())
-    kind, gemm = _kind(dtype), _function(xp)
-    if kind is None or gemm is None or max(x.ndim, y.ndim) <= 2 or min(x.ndim, y.ndim) == 0:
+    kind, gemm, captured = _kind(dtype), _function(xp), captures.now.capture is not None
+    if kind is None or gemm is None or min(x.ndim, y.ndim) == 0 or (max(x.ndim, y.ndim) <= 2 and not captured):
         return xp.matmul(x, y)
     a, b = x[None] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
     if a.shape[-1] != b.shape[-2]:
@@ -122,7 +123,9 @@ class _Call(NamedTuple):
         (op_y, ld_y), (op_x, ld_x) = self.layouts
         (batch, step_x, step_y, step_out), *others = self.axes
         (m, k), n = self.x.shape[-2:], self.y.shape[-1]
-        handle = array_module(out).cuda.Device().cublas_handle
+        capture = captures.now.capture
+        handle = capture.products.handle if capture else array_module(out).cuda.Device().cublas_handle
+        gemm = capture.products.gemm if capture else gemm
         beta, kind_out = kind.one if add else kind.zero, _kind(out.dtype) or kind
         compute = TF32 if kind.data == 0 and tf32_allowed() else kind.compute
         for index in itertools.product(*(range(size) for size, *_ in others)):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, cast_to, is_array, is_half
+from minigrad.backend import Array, array_module, array_of, cast_to, is_array, is_bfloat16, is_half
 from minigrad.ops.shape import expand_dims, swapaxes
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -92,14 +92,26 @@ def identity(x: Array) -> Array:
     return array_module(x).eye(x.shape[-1], dtype=bool)
 
 
+def rounding(x: Array) -> Any:
+    """How far eigenvalues or singular values of ``x``, over the largest, may be off: n units in the last place."""
+    dtype = array_of(x).dtype
+    eps = 2.0**-7 if is_bfloat16(dtype) else float(np.finfo(dtype).eps)
+    return eps * max(array_of(x).shape[-2:])
+
+
 def to_triangle(g: Array, x: Array, lower: bool) -> Array:
     """The gradient of ``x``, of which one triangle is read as a symmetric matrix, from that of the symmetric matrix.
 
-    In a matrix that is symmetric, elements that mirror each other share it. In any other the one that is read has all.
+    In a matrix that is symmetric, to rounding, elements that mirror each other share it. In any other the one that is
+    read has all.
     """
     xp, x = array_module(x), array_of(x)
+    if not x.size:
+        return g
     n = x.shape[-1]
     read = xp.tri(n, n, dtype=bool)
-    symmetric = (x == mT(x)).all((-2, -1))[..., None, None]
+    with np.errstate(invalid="ignore"):  # infinities are apart
+        apart = xp.abs(x - mT(x)).max((-2, -1), keepdims=True)
+    symmetric = apart <= rounding(x) * xp.abs(x).max((-2, -1), keepdims=True)
     half = xp.where(identity(x), 0.5, read if lower else read.T)
     return (g + mT(g)) * xp.where(symmetric, 0.5, half).astype(x.dtype)

@@ -7,7 +7,7 @@ float64, whatever comes.
 from __future__ import annotations
 
 import functools
-import importlib
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,26 +15,10 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import Array, array_module, cast_to, is_floating, is_half
-from minigrad.errors import DeviceError, MissingPackageError
 from minigrad.ops._erf import gaussian_of
+from minigrad.ops._scipy import cupy_lacks, scipy_module
 
 # ---- values of SciPy and CuPy ----------------------------------------------------------------------------------------
-
-
-def library(on_gpu: bool = False, part: str = "special") -> Any:
-    """The module ``scipy.special``, CuPy's, or another ``part`` of SciPy, imported at the first use."""
-    name, work = f"{'cupyx.' * on_gpu}scipy.{part}", "the special functions" if part == "special" else "this function"
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        hint = f"pip install -e '.[{'cuda' if on_gpu else 'scipy'}]' in the folder of minigrad"
-        raise MissingPackageError(f"{name}, which computes {work}", str(error), hint) from error
-
-
-def lacking(name: str, before: str = "") -> DeviceError:
-    """The error for a function that CuPy hasn't, or hasn't ``before`` some version."""
-    got = f"an array on a GPU: CuPy has no such function{before}"
-    return DeviceError(f"arrays on the CPU for {name}", got, "x.to('cpu')")
 
 
 def evaluate(name: str, *args: Any) -> Any:
@@ -44,9 +28,9 @@ def evaluate(name: str, *args: Any) -> Any:
     [24.]
     """
     xp = array_module(*args)
-    function = getattr(library(xp is not np), name, None)
+    function = getattr(scipy_module(on_gpu=xp is not np), name, None)
     if function is None:
-        raise lacking(name)
+        raise cupy_lacks(name)
     dtype = floating(args)
     if dtype is None:
         return function(*args)
@@ -74,12 +58,13 @@ def polygamma(n: Any, x: Any) -> Any:
 
 
 def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute in float64, in silence, and give the result in the dtype of the floating-point arguments."""
+    """Compute in float64, in silence, and give the result in the dtype of the floating-point arguments; orders stay."""
+    orders = [p.annotation == "int" for p in inspect.signature(function).parameters.values()][1:]
 
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:
         xp, dtype = array_module(*args), floating(args) or np.dtype(np.float64)
-        wide = [a if type(a) is int else xp.asarray(a, dtype=np.float64) for a in args]
+        wide = [a if order else xp.asarray(a, dtype=np.float64) for a, order in zip(args, orders, strict=True)]
         with np.errstate(all="ignore"):
             return cast_to(function(xp, *wide), dtype)
 

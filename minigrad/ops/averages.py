@@ -10,6 +10,7 @@ import numpy as np
 from minigrad.backend import Array, Axes, accumulator, array_module, array_of, as_arrays, is_on_gpu, to_numpy
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, ShapeError
+from minigrad.messages.arguments import as_floats
 from minigrad.messages.explain import describe
 from minigrad.ops.elementwise import multiply, sqrt
 from minigrad.ops.linalg import matmul
@@ -258,7 +259,7 @@ def quantile(x: Array, q: Any, axis: Axes = None, keepdims: bool = False) -> Arr
     >>> print(quantile(np.array([1.0, 2.0, 4.0]), [0.0, 0.75]))
     [1. 3.]
     """
-    shares: Any = q if hasattr(q, "ndim") else np.asarray(q, dtype=np.float64)
+    (shares,) = as_floats(q)
     plain = to_numpy(array_of(shares))
     if plain.ndim > 1 or not ((plain >= 0) & (plain <= 1)).all():
         raise ArgumentError("q from 0 to 1, a number or a vector of them", describe(q), "percentile takes 0 to 100")
@@ -301,4 +302,4 @@ def percentile(x: Array, q: Any, axis: Axes = None, keepdims: bool = False) -> A
     >>> print(percentile(np.array([1.0, 2.0, 4.0]), 50))
     2.0
     """
-    return quantile(x, (q if hasattr(q, "ndim") else np.asarray(q)) / 100, axis, keepdims)
+    return quantile(x, as_floats(q)[0] / 100, axis, keepdims)

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, array_of, is_bfloat16
+from minigrad.backend import Array, array_module, array_of
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, LinAlgError
 from minigrad.messages.explain import describe
-from minigrad.ops._matrices import dominant, identity, lapack, mT, of_columns, of_rows, to_triangle
-from minigrad.ops._special import lacking
+from minigrad.ops._matrices import dominant, identity, lapack, mT, of_columns, of_rows, rounding, to_triangle
+from minigrad.ops._scipy import cupy_lacks
 from minigrad.ops.linalg import matmul
 from minigrad.ops.piecewise import where
 from minigrad.ops.reduce import sum
@@ -32,13 +32,6 @@ __all__ = ["cholesky", "eig", "eigh", "eigvals", "eigvalsh", "qr", "svd", "svdva
 
 _square = [sample((3, 3)), sample((2, 3, 3)), sample((1, 1))]
 _any = [sample((3, 3)), sample((4, 2)), sample((2, 3)), sample((2, 4, 3))]
-
-
-def rounding(x: Array) -> Any:
-    """How far eigenvalues or singular values of ``x``, over the largest, may be off: n units in the last place."""
-    dtype = array_of(x).dtype
-    eps = 2.0**-7 if is_bfloat16(dtype) else float(np.finfo(dtype).eps)
-    return eps * max(array_of(x).shape[-2:])
 
 
 # ---- Cholesky -------------------------------------------------------------------------------------------------------
@@ -266,7 +259,7 @@ class EigResult(NamedTuple):
 def real_eigen(x: Array) -> tuple[Array, Array]:
     """The results of ``eig``."""
     if array_module(x) is not np:
-        raise lacking("eig", " before version 14")
+        raise cupy_lacks("eig", " before version 14")
     values, vectors = np.linalg.eig(x)
     if values.dtype.kind == "c" and values.imag.any():
         hint = "complex numbers are out of scope; eigh takes symmetric matrices, whose eigenvalues are real"

@@ -8,7 +8,6 @@ At kinks the rules follow ``docs/kinks.md``.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -235,15 +234,17 @@ def expm1(x: Array) -> Array:
     return np.expm1(x)
 
 
+LOOK = 8192  # numbers below which it takes less time to be exact everywhere than to look where that is needed
+
+
 def _result_plus_one(g: Array, x: Array, result: Array, out: Array) -> None:
     """g · (result + 1), and g · e^x where that is small and would be noise: an exponential costs three additions."""
-    few: Any = None
-    if out.size > 8192:  # below it takes less time to be exact everywhere than to look
-        np.add(result, 1, out=out)
-        few = (out < (0.125 if out.dtype == np.float32 else 0.0625)).nonzero()
-    if few is None or len(few[0]) > out.size // 8:
+    low = 0.125 if out.dtype == np.float32 else 0.0625
+    if out.size <= LOOK or 4096 * np.count_nonzero(result[::256] < low - 1) > out.size:  # a sample says: many
         np.exp(x, out=out)
-    elif few[0].size:
+    else:
+        np.add(result, 1, out=out)
+        few = (out < low).nonzero()
         out[few] = np.exp(x[few])
     out *= g
 
@@ -650,8 +651,16 @@ def one_minus_square(x: Array) -> Array:
 
 
 def _over_one_minus_square(g: Array, x: Array, out: Array) -> None:
-    np.subtract(1, x, out=out)
-    out *= 1 + x
+    """g / ((1 - x)(1 + x)), or g / (1 - x²) where no x² is above ¾: that is as exact, and a pass less."""
+    plain = False
+    if out.size > LOOK:
+        with np.errstate(over="ignore", under="ignore"):
+            np.multiply(x, x, out=out)
+        if plain := out.max() < 0.75:
+            np.subtract(1, out, out=out)
+    if not plain:
+        np.subtract(1, x, out=out)
+        out *= 1 + x
     np.divide(g, out, out=out)
 
 

@@ -17,11 +17,10 @@ from minigrad.engine.broadcast import unbroadcast
 from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import LinAlgError, ShapeError
-from minigrad.messages.arguments import as_int
+from minigrad.messages.arguments import as_floats, as_int
 from minigrad.messages.explain import describe
-from minigrad.ops._matrices import dominant, lapack, mT
-from minigrad.ops._special import lacking, library
-from minigrad.ops.decompositions import rounding
+from minigrad.ops._matrices import dominant, lapack, mT, rounding
+from minigrad.ops._scipy import cupy_lacks, scipy_module
 from minigrad.ops.linalg import matmul
 from minigrad.ops.reduce import sum
 from minigrad.ops.shape import expand_dims, pad_constant, squeeze, stack
@@ -58,7 +57,7 @@ def solve_sylvester(a: Array, b: Array, q: Array) -> Array:
      [1. 1.]]
     """
     if array_module(a, b, q) is not np:
-        raise lacking("solve_sylvester")
+        raise cupy_lacks("solve_sylvester")
     _check_square(a, b)
     if q.ndim < 2 or q.shape[-2:] != (a.shape[-1], b.shape[-1]):
         got = f"{describe(q)} for {describe(a)} and {describe(b)}"
@@ -75,7 +74,7 @@ def _one_sylvester(a: Array, b: Array, q: Array) -> Array:
     """The solution for one triple of matrices; NaN where one of them has a NaN or an infinity."""
     if not all(np.isfinite(x).all() for x in (a, b, q)):
         return np.full_like(q, np.nan)
-    scipy = library(part="linalg")
+    scipy = scipy_module("linalg")
     (r, u), (s, v) = scipy.schur(a), scipy.schur(b.T)
     y, scale, info = scipy.get_lapack_funcs("trsyl", (r, s, q))(r, s, u.T @ q @ v, tranb="T")
     if info:
@@ -114,7 +113,7 @@ def sqrtm(x: Array) -> Array:
      [0. 3.]]
     """
     if array_module(x) is not np:
-        raise lacking("sqrtm")
+        raise cupy_lacks("sqrtm")
     _check_square(x)
     out = np.empty_like(x)
     for i in np.ndindex(x.shape[:-2]) if x.size else ():
@@ -127,7 +126,7 @@ def _one_root(x: Array) -> Array:
         return np.full_like(x, np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a singular matrix, which may have a root
-        root = library(part="linalg").sqrtm(x)
+        root = scipy_module("linalg").sqrtm(x)
     if root.dtype.kind == "c" and float(abs(root.imag).max()) ** 2 <= rounding(x) * float(abs(x).max()):
         root = root.real  # as of a 0 that became negative by rounding: its square is x to the last digits
     if root.dtype.kind == "c":
@@ -156,12 +155,12 @@ def _banded_domain(x: Any) -> Any:
 def solve_bands(ab: Array, b: Array, lower: int, upper: int) -> Array:
     """The solution X (n, k) of equations with the bands ``ab``."""
     if array_module(ab, b) is not np:
-        raise lacking("solve_banded")
+        raise cupy_lacks("solve_banded")
     if not b.size:
         return np.zeros_like(b)
     if b.shape[0] == 1:  # SciPy divides by the second row, and by 0
         return np.linalg.solve(ab[upper : upper + 1], b)
-    return library(part="linalg").solve_banded((lower, upper), ab, b, check_finite=False)
+    return scipy_module("linalg").solve_banded((lower, upper), ab, b, check_finite=False)
 
 
 @solve_bands.defjoint("ab", "b")
@@ -196,7 +195,7 @@ def solve_banded(l_and_u: Any, ab: Array, b: Array) -> Array:
     >>> print(solve_banded((0, 1), ab, np.array([3.0, 3.0, 2.0])))
     [1. 1. 1.]
     """
-    ab, b = (x if hasattr(x, "ndim") else np.asarray(x) for x in (ab, b))
+    ab, b = as_floats(ab, b)
     lower, upper = (as_int(n, "l_and_u") for n in l_and_u)
     if min(lower, upper) < 0 or b.ndim not in (1, 2) or ab.shape != (lower + upper + 1, b.shape[0]):
         got = f"l_and_u {tuple(l_and_u)}, ab {describe(ab)}, b {describe(b)}"

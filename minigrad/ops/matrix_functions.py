@@ -17,8 +17,8 @@ from minigrad.engine.core import primitive
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, LinAlgError, ShapeError
 from minigrad.messages.explain import describe
-from minigrad.ops._matrices import dominant, identity, lapack, mT, of_columns, of_matrices, of_rows
-from minigrad.ops.decompositions import apart_from_zero, rounding, singular, svdvals
+from minigrad.ops._matrices import dominant, identity, lapack, mT, of_columns, of_matrices, of_rows, rounding
+from minigrad.ops.decompositions import apart_from_zero, singular, svdvals
 from minigrad.ops.linalg import dot, matmul
 from minigrad.ops.piecewise import absolute, astype, where
 from minigrad.ops.reduce import max as largest

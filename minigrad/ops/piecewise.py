@@ -17,7 +17,7 @@ from minigrad.engine.registry import composite, sample
 
 # fmt: off
 __all__ = [
-    "absolute", "astype", "ceil", "clip", "floor", "fmax", "fmin", "fmod", "isfinite", "isinf", "isnan",
+    "absolute", "astype", "ceil", "clip", "copysign", "floor", "fmax", "fmin", "fmod", "isfinite", "isinf", "isnan",
     "masked_fill", "maximum", "minimum", "nan_to_num", "remainder", "round", "sign", "stop_gradient", "trunc",
     "where",
 ]
@@ -54,8 +54,19 @@ def sign(x: Array) -> Array:
     return array_module(x).sign(x)
 
 
+@elementwise(torch="copysign", kinks=(0,))
+def copysign(x: Array, y: Array) -> Array:
+    """``|x|`` with the sign of ``y``, which zeros have too; its derivative at x = 0 is 0, and 0 with respect to y.
+
+    >>> print(copysign(np.array([-2.0, 3.0]), np.array([1.0, -0.0])))
+    [ 2. -3.]
+    """
+    return array_module(x, y).copysign(x, y)
+
+
 absolute.defvjp(lambda g, x: g * sign(x))
 sign.defvjp(_flat)
+copysign.defvjp(lambda g, x, y: g * sign(x) * copysign(1, y), _flat)
 
 # ---- tests of elements: boolean results, no derivative --------------------------------------------------------------
 
@@ -329,7 +340,7 @@ def stop_gradient(x: Array) -> Array:
     >>> print(stop_gradient(np.array([1.0])))
     [1.]
     """
-    return x[...]
+    return array_module(x).asarray(x)[...]
 
 
 @primitive(linear="jointly", stacks=True, part_of="to", samples=[sample((2, 3), device="cpu")])

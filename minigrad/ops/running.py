@@ -14,12 +14,14 @@ import numpy as np
 
 from minigrad.backend import Array, Axes, accumulator, array_module, array_of, cast_to, is_half
 from minigrad.engine.core import primitive
-from minigrad.engine.registry import sample
+from minigrad.engine.registry import composite, sample
+from minigrad.errors import ArgumentError
+from minigrad.messages.arguments import normal_axis
 from minigrad.ops.piecewise import astype, zeros_like
 from minigrad.ops.reduce import broadcast_back, chosen, masked, over_axes, summed
-from minigrad.ops.shape import as_tuple, concatenate, flip, moveaxis, reshape
+from minigrad.ops.shape import as_tuple, concatenate, flip, moveaxis, pad, reshape
 
-__all__ = ["cumprod", "cumsum", "prod"]
+__all__ = ["cumprod", "cumsum", "cumulative_prod", "cumulative_sum", "prod"]
 
 # ---- the range of a dtype -------------------------------------------------------------------------------------------
 
@@ -243,3 +245,36 @@ def _cumprod_rule(g: Array, x: Array, axis: int | None) -> Array:
 
 
 cumprod.defvjp(_cumprod_rule)
+
+# ---- the array API's, which take an axis of several and may begin with the empty sum or product ---------------------
+
+_cumulated = [sample((3,)), sample((2, 3), axis=1), sample((2, 3), axis=0, include_initial=True)]
+
+
+def _cumulated_by(running: Callable[..., Any], first: int, x: Array, axis: int | None, include_initial: bool) -> Any:
+    x = x if getattr(x, "ndim", 0) else reshape(x, (1,))
+    if axis is None and x.ndim > 1:
+        raise ArgumentError("the axis to run along", f"none, of shape {x.shape}", f"{running.name} flattens")  # type: ignore[attr-defined]
+    axis = 0 if axis is None else normal_axis(axis, x.ndim)
+    out = running(x, axis)
+    return pad(out, [(int(a == axis), 0) for a in range(x.ndim)], constant_values=first) if include_initial else out
+
+
+@composite(samples=_cumulated)
+def cumulative_sum(x: Array, axis: int | None = None, include_initial: bool = False) -> Array:
+    """Running sums along ``axis``, which an array of one axis needn't name, behind a 0 with ``include_initial``.
+
+    >>> print(cumulative_sum(np.array([1.0, 2.0, 3.0]), include_initial=True))
+    [0. 1. 3. 6.]
+    """
+    return _cumulated_by(cumsum, 0, x, axis, include_initial)
+
+
+@composite(samples=_cumulated)
+def cumulative_prod(x: Array, axis: int | None = None, include_initial: bool = False) -> Array:
+    """Running products along ``axis``, which an array of one axis needn't name, behind a 1 with ``include_initial``.
+
+    >>> print(cumulative_prod(np.array([1.0, 2.0, 3.0]), include_initial=True))
+    [1. 1. 2. 6.]
+    """
+    return _cumulated_by(cumprod, 1, x, axis, include_initial)

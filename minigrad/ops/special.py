@@ -18,7 +18,8 @@ from minigrad.engine.core import Primitive, elementwise
 from minigrad.engine.registry import composite, sample
 from minigrad.errors import ArgumentError, CallError
 from minigrad.ops import _special
-from minigrad.ops._special import evaluate, library
+from minigrad.ops._scipy import scipy_module
+from minigrad.ops._special import evaluate
 from minigrad.ops.elementwise import (
     erf,
     exp,
@@ -52,7 +53,7 @@ def special(**facts: Any) -> Callable[[Callable[..., Any]], Primitive[...]]:
 
     def declare(function: Callable[..., Any]) -> Primitive[...]:
         def scipy(_: Any, *args: Any, **kwargs: Any) -> Any:
-            return getattr(library(), function.__name__)(*args, **kwargs)
+            return getattr(scipy_module(), function.__name__)(*args, **kwargs)
 
         return elementwise(**{"numpy": scipy, "torch": False, **facts})(function)
 
@@ -74,7 +75,7 @@ def _refuse(operation: str, argument: str, reason: str = "which has no closed fo
 
 @elementwise(
     torch=False,
-    numpy=lambda numpy, a, b, n: library().polygamma(n, a + b) - library().polygamma(n, a),
+    numpy=lambda numpy, a, b, n: scipy_module().polygamma(n, a + b) - scipy_module().polygamma(n, a),
     domain=(0.3, 3.0),
     samples=[sample((2, 3), (2, 3), n=n) for n in (0, 1)],
 )
@@ -85,7 +86,7 @@ def polygamma_step(a: Array, b: Array, n: int) -> Array:
 
 def _scaled_tail(numpy: Any, x: Any, n: int) -> Any:
     """The twin of ``scaled_tail``, from the definition by integrals."""
-    below, value = 2 / math.sqrt(math.pi), library().erfcx(x)
+    below, value = 2 / math.sqrt(math.pi), scipy_module().erfcx(x)
     return value if n == 0 else (below - 2 * x * value) / 2
 
 
@@ -97,7 +98,7 @@ def scaled_tail(x: Array, n: int) -> Array:
 
 @elementwise(
     torch=False,
-    numpy=lambda numpy, x, n: library().i0e(x) - n * library().i1e(abs(x)),
+    numpy=lambda numpy, x, n: scipy_module().i0e(x) - n * scipy_module().i1e(abs(x)),
     samples=[sample((2, 3), n=n) for n in (0, 1)],
     kinks=(0,),
 )
@@ -108,7 +109,7 @@ def decaying(x: Array, n: int) -> Array:
 
 def _ive_slope(numpy: Any, v: Any, z: Any, n: int) -> Any:
     """The twin of ``ive_slope`` for n = 0 and 1, by the recurrence of its orders."""
-    ive = library().ive
+    ive = scipy_module().ive
     return ive(v, z) if n == 0 else (ive(v - 1, z) + ive(v + 1, z)) / 2 - ive(v, z)
 
 
@@ -125,7 +126,7 @@ def ive_slope(v: Array, z: Array, n: int) -> Array:
 
 @elementwise(
     torch=False,
-    numpy=lambda numpy, x, n, sign: (library().jv if sign < 0 else library().iv)(n, x),
+    numpy=lambda numpy, x, n, sign: (scipy_module().jv if sign < 0 else scipy_module().iv)(n, x),
     domain=(-6.0, 6.0),
     samples=[sample((2, 3), n=n, sign=s) for n in (2, 3) for s in (-1, 1)],
 )
@@ -198,7 +199,7 @@ def rgamma(x: Array) -> Array:
     return evaluate("rgamma", x)
 
 
-@composite(numpy=lambda n, a, d: library().multigammaln(a, d), torch=False, domain=(2.5, 5.0),
+@composite(numpy=lambda n, a, d: scipy_module().multigammaln(a, d), torch=False, domain=(2.5, 5.0),
            samples=[sample((2, 3), 3), sample((), 1)])  # fmt: skip
 def multigammaln(a: Array, d: int) -> Array:
     """Logarithm of the gamma function of ``d`` variables: ``d (d - 1) / 4 ln π + Σ ln Γ(a - j/2)`` over j < d.
@@ -738,7 +739,7 @@ ive.defvjp(_refuse("ive", "v"), lambda g, v, z: g * sign(z) * ive_slope(v, z, 1)
 
 def of_scipy() -> dict[Any, Callable[..., Any]]:
     """For each of SciPy's ufuncs that has one: ours. Code that is written for SciPy then runs on Tensors."""
-    scipy, ours = library(), globals()
+    scipy, ours = scipy_module(), globals()
     pairs = [
         *((name, getattr(scipy, name, None)) for name in __all__),
         *(("zeta", getattr(scipy._ufuncs, name, None)) for name in ("_zeta", "_riemann_zeta")),

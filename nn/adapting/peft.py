@@ -1,31 +1,28 @@
-"""Adapters in and out: folders of Hugging Face's PEFT, adapter_config.json and adapter_model.safetensors.
+"""LoRA in and out as Hugging Face's PEFT writes it, adapter_config.json and adapter_model.safetensors.
 
 Every setting of an adapter_config.json is read, known to leave the result alone, or refused by name.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from minigrad import load, save
 from minigrad.backend import Array, to_numpy
 from minigrad.errors import ArgumentError, FileFormatError
-from minigrad.files import read_json
-from minigrad.serialize import checked_path, write_whole
 from ..checks import is_whole
 from ..families import FAMILIES, model_type_of
 from ..linear import Linear
 from ..module import Module
-from ..pretrained import in_half_layout, prepared
+from ..pretrained import in_half_layout
 from ..transformer import TransformerLM
-from .lora import LowRank, M, adapt, adapted_layers, check_adapter, linear_layers
+from .adapted import AdaptedLinear, M, layers_for
+from .lora import LowRank, adapt
+
+Files: TypeAlias = tuple[dict[str, Any], dict[str, Array]]  # adapter_config.json, and the arrays by name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 WRITERS = "save_pretrained of a PeftModel writes such folders, and nn.save_adapter"
@@ -40,28 +37,8 @@ IRRELEVANT = frozenset({
 })  # fmt: skip
 
 
-def save_adapter(
-    model: Module, folder: str | os.PathLike[str], name: str = "default", *, base_model: str | None = None
-) -> None:
-    """Write the adapter ``name`` as a folder that ``peft.PeftModel.from_pretrained`` loads, same logits.
-
-    adapter_config.json and adapter_model.safetensors; the folder is made. A TransformerLM's layers get transformers'
-    names, and rows of B of queries and keys the order of the "half" layout, as in ``save_pretrained``; those of other
-    models keep their names. A Phi-3 is adapted under the names of the LLaMA or Mistral that save_pretrained makes of
-    it. base_model: the name or folder of the base, for who reads it.
-
-    >>> import nn, os, tempfile
-    >>> model = nn.lora(nn.TransformerLM(10, context_length=8, d_model=16, num_layers=1, num_heads=2), rank=2)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     nn.save_adapter(model, folder)
-    ...     print(sorted(os.listdir(folder)))
-    ['adapter_config.json', 'adapter_model.safetensors']
-    """
-    check_adapter(model, name)
-    adapters: dict[str, LowRank] = {
-        path: layer.adapters[name] for path, layer in adapted_layers(model).items() if name in layer.adapters
-    }
-    folder = prepared(folder, (WEIGHTS, CONFIG))
+def files_of(model: Module, adapters: Mapping[str, LowRank], base_model: str | None) -> Files:
+    """adapter_config.json and the arrays of a LoRA, given by our names of its layers."""
     weights = {}
     for path, adapter in adapters.items():
         their_path = f"{PREFIX}{_their_path(model, path)}"
@@ -83,30 +60,14 @@ def save_adapter(
         "modules_to_save": None,
         "init_lora_weights": True,
     }
-    save(folder / WEIGHTS, weights, {"format": "pt"})
-    write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    return config, weights
 
 
-def load_adapter(model: M, folder: str | os.PathLike[str], name: str = "default") -> M:
-    """Adapt ``model`` in place by the LoRA in a folder of PEFT, under ``name``; the model is returned.
-
-    As after ``nn.lora`` the adapter is active and can be trained on. Which layers it adapts, the file says. An
-    ArgumentError names the settings that have no counterpart, and a FileFormatError tells of an adapter that is of
-    another model, or of a folder that isn't one.
-
-    >>> import nn, tempfile
-    >>> sizes = {"vocab_size": 10, "context_length": 8, "d_model": 16, "num_layers": 1, "num_heads": 2}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     nn.save_adapter(nn.lora(nn.TransformerLM(**sizes), rank=2), folder)
-    ...     model = nn.load_adapter(nn.TransformerLM(**sizes), folder)
-    >>> model.layers[0].attn.q_proj.adapters["default"]
-    LowRank(rank=2, alpha=16.0, dropout=0.0)
-    """
-    folder = Path(checked_path(folder, "a folder", "adapters/code"))
-    config = read_json(folder / CONFIG, f"a folder of PEFT, with {CONFIG}", WRITERS)
+def load_lora(model: M, config: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> M:
+    """Adapt ``model`` by the LoRA of these files."""
     _check_settings(config)
-    layers = {_their_path(model, path): (path, layer) for path, layer in linear_layers(model).items()}
-    halves = _halves(load(folder / WEIGHTS), {there: layer for there, (_, layer) in layers.items()}, config["r"])
+    layers = {_their_path(model, path): (path, layer) for path, layer in layers_for(model, AdaptedLinear).items()}
+    halves = _halves(arrays, {there: layer for there, (_, layer) in layers.items()}, config["r"])
     _check_targets(config.get("target_modules"), set(halves), set(layers))
     adapt(
         model,
@@ -148,17 +109,15 @@ def _targets(model: Module, paths: list[str]) -> list[str]:
     adapted = {_their_path(model, path) for path in paths}
     words = {path.rpartition(".")[2] for path in adapted}
     of_them = {
-        path for path in map(partial(_their_path, model), linear_layers(model)) if path.rpartition(".")[2] in words
+        path
+        for path in map(partial(_their_path, model), layers_for(model, AdaptedLinear))
+        if path.rpartition(".")[2] in words
     }
     return sorted(words if of_them == adapted else adapted)
 
 
 def _check_settings(config: Mapping[str, Any]) -> None:
     """Refuse settings that change the result and have no counterpart; what is off says nothing, known or not."""
-    if config.get("peft_type") != "LORA":
-        raise ArgumentError(
-            "a peft_type of 'LORA'", repr(config.get("peft_type")), "other methods compute something else"
-        )
     other = {name: value for name, value in config.items() if name not in READ | IRRELEVANT and value}
     other |= {"bias": config["bias"]} if config.get("bias", "none") != "none" else {}
     if (start := config.get("init_lora_weights")) not in BESIDE_BASE:

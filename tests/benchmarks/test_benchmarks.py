@@ -12,7 +12,10 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import accuracy
-import lora
+import adapting
+import compression
+import forgetting
+import op_cost
 from alternate import median_interval
 from compare import quartiles
 from engines import ENGINES
@@ -99,6 +102,19 @@ def test_recorded_operations_are_the_same_in_minigrad_and_torch(name: str) -> No
         np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
+def test_the_work_of_each_operation_runs() -> None:
+    """And two checkouts are timed in turn: here this one and itself."""
+    gradients = {name: make()() for name, make in op_cost.works(1000, np.float32).items()}
+    x, g = (np.random.default_rng(seed).standard_normal(1000).astype(np.float32) for seed in range(2))
+    np.testing.assert_allclose(gradients["tanh"], g / np.cosh(x) ** 2, rtol=1e-5)
+    np.testing.assert_allclose(gradients["expm1"], g * np.exp(x), rtol=1e-5)
+    checkouts = [op_cost.Checkout(Path(__file__).parents[2]) for _ in range(2)]
+    found = op_cost.compare(checkouts, "tanh", "float32", size=1000, pairs=2, seconds=0.0)
+    for checkout in checkouts:
+        checkout.close()
+    assert [len(times) for times in found["times_us"]] == [2, 2] and found["ratio"] > 0
+
+
 def test_the_page_of_accuracy_is_what_its_program_writes() -> None:
     """All but the figures of the table: the operations, the limits and what they cost."""
     written = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text()
@@ -110,13 +126,31 @@ def test_the_page_of_accuracy_is_what_its_program_writes() -> None:
     assert accuracy.page(5, few).count("\n| exp |") == 2
 
 
-def test_the_study_of_lora_runs_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["lora.py", "--quick", "--folder", str(tmp_path)])
+@pytest.mark.parametrize("study", [adapting, forgetting], ids=lambda study: study.__name__)
+def test_a_study_of_adapting_runs_and_goes_on_where_it_was_stopped(study, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{study.__name__}.py", "--quick", "--folder", str(tmp_path)])
     threads = mg.get_num_threads()
-    lora.main()
+    study.main()
     first = capsys.readouterr().out
-    lora.main()
+    study.main()
     mg.set_num_threads(threads)
     again = capsys.readouterr().out
     assert "seed 1:" in first and "seed" not in again.split("range")[0]  # nothing is computed twice
     assert first.split("| way")[1] == again.split("| way")[1]
+
+
+def test_the_measurement_of_compression_runs_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys) -> None:
+    threads = mg.get_num_threads()
+    monkeypatch.setattr(sys, "argv", ["compression.py", "--quick", "--folder", str(tmp_path)])
+    monkeypatch.setattr(compression, "KINDS", ("float32", "q4_0"))
+    monkeypatch.setattr(compression, "resident_apart", lambda kind, quick: 1.0)  # seconds to start each process
+    compression.main()
+    first = capsys.readouterr()
+    compression.main()
+    again = capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--timing"])
+    compression.main()
+    mg.set_num_threads(threads)
+    assert "q4_0 …" in first.err and not again.err and first.out == again.out
+    assert "+0.0000 ± 0.0000 | 0.00000 ± 0.00000 | 100.0 %" in first.out
+    assert capsys.readouterr().out.count("\n| q4_0") == 1

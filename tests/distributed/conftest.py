@@ -35,8 +35,9 @@ def launch(mpiexec: list[str]) -> Launch:
     def run(ranks: int, *program: Any, **more: Any) -> subprocess.CompletedProcess[str]:
         environment = {
             **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'examples'}",
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "examples", ROOT / "tests"))),
             "MINIGRAD_NUM_THREADS": "1",
+            "MINIGRAD_COMPILED": "0",  # a small model would be compiled for longer than it is trained
         }
         command = [*mpiexec, "-n", str(ranks), sys.executable, *map(str, program)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, **more)

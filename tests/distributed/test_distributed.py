@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from minigrad.distributed import Communicator
 from minigrad.errors import ArgumentError, DTypeError, ShapeError
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.cpu_only("starts processes of its own")
 spec = spec_from_file_location("distributed_worker", HERE / "worker.py")
 assert spec and spec.loader
 worker = module_from_spec(spec)
@@ -83,8 +85,7 @@ def test_three_updates_are_those_of_one_process(found: Any, ranks: int, dtype: s
             got = {k.removeprefix(start): a for k, a in rank.items() if k.startswith(start) and not k.endswith("held")}
             assert got.keys() == expected.keys()
             for name, array in expected.items():
-                # Adam's first step divides g by |g|: an entry near 0 magnifies the rounding of its gradient
-                assert close(got[name], array, dtype) or (kind == "adamw" and np.abs(got[name] - array).max() < 1e-5)
+                assert close(got[name], array, dtype), name
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -141,7 +142,9 @@ def test_a_rank_that_is_killed_ends_all(launch: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         mg.distributed.barrier()
     """
-    assert launch(2, "-c", program).returncode != 0  # launch itself gives up after two minutes
+    done = launch(2, "-c", program)  # which gives up after two minutes
+    assert done.returncode != 0
+    assert re.search(r"rank 1 of 2 \(process \d+ on .*\): ended without a word, killed or crashed", done.stderr)
 
 
 def test_nothing_of_mpi_is_imported_unasked() -> None:
@@ -170,7 +173,9 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
         (lambda: alone.broadcast(np.ones(2), root=1), ArgumentError),
         (lambda: alone.all_gather(np.float32(1)), ShapeError),
         (lambda: alone.reduce_scatter(np.float32(1)), ShapeError),
-        (lambda: mg.distributed.init("nccl"), ArgumentError),
+        (lambda: mg.distributed.init("mpi", timeout=0), ArgumentError),
+        (lambda: mg.distributed.Overlap([], reduce="fast"), ArgumentError),
+        (lambda: mg.distributed.Overlap([]).backward(None, count=-1), ArgumentError),
         (lambda: mg.distributed.init("gloo"), ArgumentError),
         (lambda: mg.distributed.average_gradients([], count=-1), ArgumentError),
         (lambda: mg.distributed.average_gradients([], count=float("nan")), ArgumentError),

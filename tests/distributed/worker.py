@@ -38,7 +38,7 @@ class Classifier(nn.Module):
         """The mean cross-entropy over the rows."""
         h = mg.tanh(x @ self.first + self.shift + self.frozen) @ self.tied
         if (y == 0).any():
-            h = h + self.rare * (y == 0)[:, None]
+            h = h + self.rare * mg.asarray((y == 0)[:, None]).to(self.rare.device)
         return nn.functional.cross_entropy(h @ self.out, y)
 
 
@@ -51,8 +51,8 @@ def batch(step: int, dtype: str) -> tuple[Any, Any]:
 
 
 def parts(rank: int, size: int) -> list[slice]:
-    """The rows of each micro-batch of a rank: uneven, and with three ranks the last has none."""
-    ends = {1: [0, 7], 2: [0, 5, 7], 3: [0, 4, 7, 7]}[size]
+    """The rows of each micro-batch of a rank: uneven, and with three ranks or four one has none."""
+    ends = {1: [0, 7], 2: [0, 5, 7], 3: [0, 4, 7, 7], 4: [0, 3, 3, 5, 7]}[size]
     begin, end = ends[rank : rank + 2]
     middle = (begin + end + 1) // 2
     return [rows for rows in (slice(begin, middle), slice(middle, end)) if rows.stop > rows.start]

@@ -264,6 +264,59 @@ def _() -> None:
     same(F.linear_attention(q, k, v, is_causal=True), weights @ v / weights.sum(-1, keepdims=True))
 
 
+def learned(module: nn.Module) -> list[np.ndarray]:
+    """The parameters of an adapter, filled with numbers as after training."""
+    rng = np.random.default_rng(3)
+    found = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in found:
+        parameter.data = rng.standard_normal(parameter.shape)
+    return [parameter.data for parameter in found]
+
+
+@row("LoRA")
+def _() -> None:
+    layer = nn.lora(nn.Linear(8, 5, dtype="float64"), rank=2, alpha=6, targets="*")
+    w, before = layer.weight.data, layer(X).data
+    same(before, X @ w.T)
+    a, b = learned(layer)
+    same(layer(X), X @ w.T + 3 * X @ a.T @ b.T)
+    assert np.linalg.matrix_rank(b @ a) == 2
+
+
+@row("adapters")
+def _() -> None:
+    layer = nn.adapters(nn.Linear(8, 5, dtype="float64"), 3, "*", activation="relu")
+    y = X @ layer.weight.data.T
+    same(layer(X), y)
+    down, down_bias, up, up_bias = learned(layer)
+    same(layer(X), y + np.maximum(y @ down.T + down_bias, 0) @ up.T + up_bias)
+
+
+@row("EWC")
+def _() -> None:
+    """A bias alone: ∂ log p(y)/∂b_c = 1[c = y] - p_c, with the mean square p_c (1 - p_c), here of a fair coin 1/4."""
+    coin = nn.Linear(1, 2)
+    coin.load_state_dict({"weight": np.zeros((2, 1)), "bias": np.zeros(2)})
+    fisher = nn.fisher(coin, [(np.zeros((3, 1), "float32"), np.zeros(3, int))])
+    np.testing.assert_allclose(fisher["bias"], 1 / 4)
+    term = nn.EWC(coin, 6.0, fisher)
+    coin.bias.data += 2.0
+    assert term().item() == 6 / 2 * 2 * (1 / 4) * 2.0**2
+
+
+@row("prefixes")
+def _() -> None:
+    """Of one head, whose projections are the identity."""
+    attention = nn.prefixes(nn.MultiHeadAttention(8, 1, dtype="float64"), 4, "*")
+    for layer in (attention.q_proj, attention.k_proj, attention.v_proj, attention.output_proj):
+        layer.weight.data = np.eye(8)
+    (keys,), (values,) = learned(attention)
+    own, prefix = (np.exp(X @ np.swapaxes(k, -1, -2) / math.sqrt(8)) for k in (X, keys))
+    share = prefix.sum(-1, keepdims=True) / (prefix.sum(-1, keepdims=True) + own.sum(-1, keepdims=True))
+    of_text, of_prefix = own @ X / own.sum(-1, keepdims=True), prefix @ values / prefix.sum(-1, keepdims=True)
+    same(attention(mg.Tensor(X)), (1 - share) * of_text + share * of_prefix)
+
+
 # ---- the slips -------------------------------------------------------------------------------------------------------
 
 

@@ -11,4 +11,4 @@ def test_the_engine_can_be_read_in_an_evening() -> None:
 
 def test_the_packages_grow_by_capabilities_alone() -> None:
     """To be raised by hand, in the change that brings a capability; 10 152 before the modules got their folders."""
-    assert sum(table().values()) < 19_600
+    assert sum(table().values()) < 22_600

@@ -710,6 +710,22 @@ def test_quiet_blocks_that_overlap_put_numpys_warnings_back(first):
     assert np.geterr() == before
 
 
+def test_numpy_is_silent_about_overflow_of_half_precision_alone():
+    before = np.geterr()
+    x = leaf(1.0)
+    with mg.autocast("float16"):
+        with mg.no_grad():
+            assert np.geterr() == {**before, "over": "ignore", "invalid": "ignore"}
+        with mg.autocast("float32"):
+            assert np.geterr() == before
+        y = x * 2
+        y.register_hook(lambda g: seen.append(np.geterr()))
+        seen = []
+        y.backward()  # of a loss that was not scaled: an overflow is nobody's but the user's to see
+        assert seen == [before] and np.geterr()["over"] == "ignore"
+    assert np.geterr() == before
+
+
 def test_28_each_thread_has_its_own_mode():
     seen = []
     with mg.no_grad():

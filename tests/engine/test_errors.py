@@ -343,6 +343,13 @@ def test_an_explanation_of_an_explanation_keeps_the_layer_and_no_arrays() -> Non
     assert gone() is None and error.layer == "1, a Adding"
 
 
+def test_compiled_code_of_a_library_is_no_function_of_the_user() -> None:
+    """Its frames have no path of this machine (``numpy/random/_generator.pyx``), as CuPy's have none."""
+    draw = mg.messages.explain.explained(np.random.default_rng(0).normal)
+    with pytest.raises(errors.ShapeError, match=r"Got: Generator.normal\(loc=0, scale=-1\): scale < 0"):
+        draw(0, -1)
+
+
 # ---- what would go wrong in silence ---------------------------------------------------------------------------------
 
 

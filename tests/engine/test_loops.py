@@ -13,7 +13,7 @@ import pytest
 import minigrad as mg
 from minigrad.errors import ArgumentError, MissingPackageError
 from minigrad.machine import loops
-from minigrad.machine.loops import dot, exp, helper, loop
+from minigrad.machine.loops import dot, exp, helper, loop, prefetch
 
 pytestmark = pytest.mark.cpu_only("loops of the CPU")
 ROOT = Path(__file__).parents[2]
@@ -244,6 +244,40 @@ def test_a_broken_file_is_compiled_anew(tmp_path, kind, damage):
     assert run(tmp_path) == ["False True True [0.0, 2.0, 4.0] 0"]
     (file,) = (tmp_path / "cache").rglob(kind)
     assert len(file.read_bytes()) == len(whole)
+
+
+@loop(lambda x, out: np.sqrt(x, out=out))
+def inner_loop(x, out):
+    for i in range(out.size):
+        if x[i] < 0:
+            return False
+        out[i] = np.sqrt(x[i])
+    return True
+
+
+def outer_tile(x, out):
+    out[:] = -1
+
+
+@loop(outer_tile)
+def outer_loop(x, out):
+    if not inner_loop(x, out):
+        return False
+    for i in range(out.size):
+        prefetch(x, i + 1000)  # what lies beyond is fetched, not read
+        out[i] += 1.0
+    return True
+
+
+def test_a_loop_calls_another_and_learns_whether_it_was_done():
+    pytest.importorskip("numba", reason="numba is not installed")
+    mg.set_compiled(True)
+    x, out = np.array([4, 9], np.float32), np.empty(2, np.float32)
+    outer_loop(x, out)
+    assert out.tolist() == [3.0, 4.0]
+    outer_loop(-x, out)
+    assert out.tolist() == [-1.0, -1.0]
+    assert loops._globals_of(outer_loop.loop)["inner_loop"] is inner_loop.loop  # so its code is in the hash
 
 
 def test_the_folder_is_named_by_all_that_a_loop_reads():

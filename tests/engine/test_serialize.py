@@ -18,8 +18,8 @@ import safetensors.numpy
 import minigrad as mg
 from minigrad import serialize
 from minigrad.errors import ArgumentError, FileFormatError
-from minigrad.files import read_json
-from minigrad.serialize import atomic_write, load_shapes, write_whole
+from minigrad.files import atomic_write, read_json, write_whole
+from minigrad.serialize import load_shapes
 
 
 def test_threads_that_save_to_one_path_do_not_meet(tmp_path: Path) -> None:

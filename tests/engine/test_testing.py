@@ -82,6 +82,7 @@ def mutated(rule, joint, k):
     return wrong
 
 
+FLAT = {("copysign", 1)}  # arguments on which a result doesn't depend but by jumps
 CONSTANT = {"ceil", "floor", "gammasgn", "round", "sign", "trunc"}  # a thousandth of nothing is nothing
 MUTABLE = [
     c for c in FINITE if c.number == 0 and isinstance(c.operation, Primitive) and c.operation.name not in CONSTANT
@@ -110,7 +111,7 @@ def test_every_rule_is_caught_when_one_entry_is_off(case):
     for number, declared in enumerate(rules):
         joint = declared.joint or isinstance(operation, SequencePrimitive)
         for k, position in enumerate(declared.positions):
-            if position not in floating:
+            if position not in floating or (operation.name, position) in FLAT:
                 continue
             operation.rules[number] = declared._replace(rule=mutated(declared.rule, joint, k))
             operation.plans.clear()
@@ -122,7 +123,7 @@ def test_every_rule_is_caught_when_one_entry_is_off(case):
                 operation.plans.clear()
             assert f"by argument {floating.index(position)}" in str(error.value)
             caught += 1
-    assert caught == len(floating)
+    assert caught == sum((operation.name, position) not in FLAT for position in floating)
 
 
 WRONG = {

@@ -247,6 +247,20 @@ def test_a_tangent_of_another_form_is_refused(given: Any) -> None:
         mg.jvp(lambda p: p["a"] * p["b"], {"a": X, "b": 2.0}, given)
 
 
+def test_the_vector_of_a_list_of_numbers_may_hold_tensors() -> None:
+    """And a gradient flows to them: the product is linear in the vector."""
+    cubic = lambda t: (t[0] ** 2 * t[1]).sum()
+    v = mg.Tensor([2.0, 3.0], requires_grad=True)
+    products = {
+        "jvp": (mg.jvp(cubic, ([1.0, 2.0],), ([v[0], v[1]],))[1], [4.0, 1.0]),
+        "hvp": (mg.hvp(cubic, ([1.0, 2.0],), ([v[0], v[1]],))[1].sum(), [6.0, 2.0]),
+        "vjp": (mg.vjp(lambda t: t**2, [1.0, 2.0])[1]([v[0], v[1]]).sum(), [2.0, 4.0]),
+    }
+    for name, (product, slopes) in products.items():
+        np.testing.assert_allclose(product.item(), np.dot(slopes, v.numpy()), err_msg=name)
+        assert mg.grad(product, v)[0].tolist() == slopes, name
+
+
 # ---- constants ------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import evaluate
 import numpy as np
 import pytest
 import train_lm
-from generate import load_model
+from text.models import load_model
 from training.checkpoint import open_checkpoint
 
 import minigrad as mg

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import train_lm
 from text.corpus import RandomBlocks, read_corpus
+from text.models import load_model
 from text.tokenizers import BpeTokenizer
 from training import loop as training_loop
 from training import memory as training_memory
@@ -373,7 +374,7 @@ def test_a_signal_ends_a_long_sample(text: Path) -> None:
     assert asked == 5
 
 
-@pytest.mark.parametrize("program", ["train_lm.py", "generate.py", "evaluate.py", "g2p.py"])
+@pytest.mark.parametrize("program", ["train_lm.py", "finetune.py", "generate.py", "evaluate.py", "g2p.py"])
 def test_help_without_docstrings(program: str, environment: dict[str, str]) -> None:
     command = [sys.executable, "-OO", str(Path(train_lm.__file__).with_name(program)), "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
@@ -466,7 +467,7 @@ def test_the_memory_that_may_be_used_is_that_of_the_machine_or_of_the_container(
         training_memory.check_memory("cpu", weights=50, activations=51, itemsize=4, flags="--x")
 
 
-@pytest.mark.parametrize("program", ["train_lm.py", "generate.py", "evaluate.py", "g2p.py"])
+@pytest.mark.parametrize("program", ["train_lm.py", "finetune.py", "generate.py", "evaluate.py", "g2p.py"])
 def test_ctrl_c_during_the_imports_is_silent(program: str, tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     path = Path(train_lm.__file__).with_name(program)
@@ -486,7 +487,7 @@ def test_micro_batches_weigh_by_their_tokens() -> None:
     w = mg.Tensor(np.ones(1), requires_grad=True)
     losses = [np.ones(5), np.array([7.0])]
     batches, scaler = [(x,) for x in losses], optim.GradScaler(enabled=False)
-    loss = training_loop.backward(lambda x: (w * x).mean(), batches, [5, 1], "float64", scaler)
+    loss = training_loop.backward(lambda x: (w * x).mean(), batches, [5 / 6, 1 / 6], "float64", scaler)
     assert loss == pytest.approx(2.0)
     np.testing.assert_allclose(w.grad, [np.concatenate(losses).mean()])
 
@@ -554,7 +555,7 @@ def test_a_window_is_that_of_the_checkpoint_and_of_all_that_read_it(
     (meta,) = (json.loads(file.read_text()) for file in (tmp_path / "run").glob("step_00000002/meta.json"))
     assert meta["model"]["window"] == meta["config"]["window"] == 3
     checkpoint = ["--checkpoint", str(tmp_path / "run")]
-    model, tokenizer = generate.load_model(open_newest(checkpoint[1], "train_lm.py"), "cpu")
+    model, tokenizer = load_model(open_newest(checkpoint[1], "train_lm.py"), "cpu")
     assert set(model.windows) == {3}
     capsys.readouterr()
     assert generate.main([*checkpoint, "--prompt", "7", "--max-new-tokens", "40", "--temperature", "0"]) == 0
@@ -572,7 +573,7 @@ def test_kinds_of_attention_take_turns_and_are_those_of_the_checkpoint(
     assert meta["model"]["attention"] == ["linear", "full", "linear"]
     assert meta["model"]["linear"] == {"feature_map": "taylor", "feature_dim": 2}
     checkpoint = ["--checkpoint", str(tmp_path / "run")]
-    model, tokenizer = generate.load_model(open_newest(checkpoint[1], "train_lm.py"), "cpu")
+    model, tokenizer = load_model(open_newest(checkpoint[1], "train_lm.py"), "cpu")
     assert model.windows == [0, None, 0]
     capsys.readouterr()
     assert generate.main([*checkpoint, "--prompt", "7", "--max-new-tokens", "40", "--temperature", "0"]) == 0

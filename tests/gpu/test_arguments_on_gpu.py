@@ -9,6 +9,7 @@ import pytest
 
 import minigrad as mg
 import nn.functional as F
+from minigrad.distributed.gradients import in_buckets
 from minigrad.errors import DeviceError, IndexRangeError
 
 X = np.arange(1.0, 13.0).reshape(3, 4) / 20
@@ -69,6 +70,22 @@ def test_places_out_of_range_are_refused(where: Any, gpu: Any) -> None:
 def test_arrays_of_the_host_are_not_moved_silently(gpu: Any) -> None:
     with pytest.raises(DeviceError, match=r"float64 .* on cpu"):
         mg.Tensor(X, device="cuda") * X
+
+
+class OverMemory(mg.distributed.Communicator):
+    """One that, as MPI, reads the memory of the CPU."""
+
+    def takes(self, device: str) -> bool:
+        return device == "cpu"
+
+
+def test_ranks_over_mpi_exchange_no_arrays_of_a_gpu(gpu: Any) -> None:
+    """Neither an array nor the gradients of parameters, and both say why."""
+    weight = mg.Tensor(X, device="cuda", requires_grad=True)
+    with pytest.raises(DeviceError, match=r"(?s)an array on the CPU.*one on a GPU.*nccl"):
+        OverMemory().all_reduce(weight)
+    with pytest.raises(DeviceError, match=r"(?s)parameters on the CPU.*one on cuda:0.*nccl"):
+        in_buckets([weight], OverMemory())
 
 
 def test_the_second_gradient_of_a_scalar_and_rows_without_elements(gpu: Any) -> None:

@@ -72,7 +72,7 @@ def test_hidden_queries_change_no_bit_of_a_key(dtype: str, gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_who_sees_an_endless_value_gets_it(dtype: str, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_sees_a_nonfinite_value_gets_it(dtype: str, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In either order of the warps: no one may replace a number that another has yet to read."""
     q, k, v, g = drawn(dtype)
     for order, number in enumerate((np.inf, -np.inf, np.nan)):

@@ -75,7 +75,7 @@ def test_an_allocator_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch)
     cupy = fake(12090, 12090, "no device")
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     mg.cuda.is_available()
-    assert cupy.cuda.allocator.func is backend._allocate  # in place of CuPy's own
+    assert cupy.cuda.allocator.func is backend.allocate  # in place of CuPy's own
     cupy.cuda.allocator = chosen = object()
     mg.cuda.is_available()
     assert cupy.cuda.allocator is chosen

@@ -167,7 +167,7 @@ def test_the_simulated_function_refuses_what_cublas_refuses(name: str, value: in
     cublas.calls.clear()
     assert (x @ y).shape == (3, 4, 6)
     out = np.zeros((3, 4, 6), np.float32)
-    cublas.note(out)
+    cublas.note(out, 0)
     right = cublas.calls[-1] | {"C": out.ctypes.data}
     cublas.gemmStridedBatchedEx(*right.values())
     assert (out == 5).all()

@@ -20,7 +20,7 @@ from minigrad.kernels.cuda import launching as kernels
 from minigrad.kernels.cuda.attention import defines
 from optim.gpu import DEFINES
 
-SOURCES = sorted([*kernels.HERE.glob("*.cu"), *Path(optim.__file__).parent.glob("*.cu")])
+SOURCES = sorted([*kernels.KERNELS.glob("*.cu"), *Path(optim.__file__).parent.glob("*.cu")])
 TARGETS = ["75", "80", "89", "90", "120"]  # report.py takes them all
 PACKS = {"rope.cu": 2, "attention.cu": 4}  # those that don't load 16 bytes at a time
 HALVES = ["float16", "bfloat16"]
@@ -82,7 +82,7 @@ def test_it_compiles_without_warnings_and_spills(path: Path, target: str) -> Non
 @pytest.mark.parametrize("head", HEADS)
 def test_attention_of_half_precision_multiplies_on_tensor_cores(head: int, target: str) -> None:
     """All products of a step: 2, 3 and 4 of a warp's 16 rows with the places of a step, 2 FLOP for each feature."""
-    path, dtype = kernels.HERE / "attention_mma.cu", as_dtype("float16")
+    path, dtype = kernels.KERNELS / "attention_mma.cu", as_dtype("float16")
     chosen = tuple(sorted(defines(head, 2, mask=False, dropout=False, grid=False).items()))
     found = nvidia.instructions(nvidia.to_ptx(kernels.source(path), kernels.options(dtype, 8, chosen), target), target)
     of_one = 2 * 16 * 8 * (8 if target == "75" else 16)  # FLOP of m16n8k8 and of m16n8k16

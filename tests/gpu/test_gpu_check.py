@@ -14,8 +14,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_check
+from gpu.measured_kernels import kernels, leaves
 from gpu.tools import OF_THE_HOST, suite
-from gpu.work import kernels, leaves
 
 import minigrad as mg
 from minigrad.engine.fused import Fused

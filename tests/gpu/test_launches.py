@@ -5,6 +5,7 @@ python tests/gpu/test_launches.py       # the table of docs/cuda.md
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,30 +24,32 @@ import optim
 OURS = tuple(str(Path(package.__file__ or "").parent) for package in (mg, nn, optim))
 
 
-def launches(layers: int, dtype: str) -> tuple[dict[str, int], int]:
+def launches(layers: int, dtype: str, captured: bool = False) -> tuple[dict[str, int], int]:
     """Of the third step of a language model with AdamW and clipping, by their kinds; and calls of our own functions."""
     model = nn.TransformerLM(40, context_length=16, d_model=32, num_layers=layers, num_heads=4, device="cuda")
     optimizer, ids = optim.AdamW(model.parameters(), lr=1e-3), np.random.default_rng(0).integers(0, 40, (2, 17))
     calls = [0]
 
-    def step() -> None:
-        device.state.launches.clear()
+    def step(ids: Any) -> Any:
         with mg.autocast(dtype):
             loss = model.loss(ids[:, :-1], ids[:, 1:])
         optimizer.zero_grad()
         loss.backward()
         optim.clip_grad_norm(model.parameters(), 1.0)
         optimizer.step()
+        return loss
 
     def count(frame: Any, event: str, _: Any) -> None:
         calls[0] += event == "call" and frame.f_code.co_filename.startswith(OURS)
 
-    step()
-    step()
+    run = mg.cuda.graph(step) if captured else step
+    run(ids)
+    run(ids)
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        step()
+        device.state.launches.clear()
+        run(ids)
     finally:
         sys.setprofile(before)
     return dict(device.state.launches), calls[0]
@@ -64,13 +67,17 @@ def test_a_step_launches_few_kernels(layers: int, dtype: str, most: int, simulat
     assert found[attention] == found["joined_swiglu"] == layers  # what is counted has run
 
 
+@pytest.mark.parametrize("layers", [2, 4])
+def test_a_replay_launches_as_much_for_any_number_of_layers(layers: int, simulated: Any) -> None:
+    found, calls = launches(layers, "float32", captured=True)
+    assert found == {"upload": 1, "setitem": 1, "graph": 1, "copy": 1} and calls < 1000
+
+
 if __name__ == "__main__":
     with device.installed():
-        for layers in (4, 12):
-            for dtype in ("float32", "bfloat16"):
-                found, calls = launches(layers, dtype)
-                print(
-                    f"{layers:2} layers, {dtype:9}{sum(found.values()):5} launches, {found['astype']:3} of them casts",
-                    end="",
-                )
-                print(f"{calls:7,} calls of our own functions")
+        for layers, dtype, captured in itertools.product((4, 12), ("float32", "bfloat16"), (False, True)):
+            found, calls = launches(layers, dtype, captured)
+            print(
+                f"{layers:2} layers, {dtype + (' captured' if captured else ''):18}{sum(found.values()):5} launches, "
+                f"{found.get('astype', 0):3} of them casts{calls:7,} calls of our own functions"
+            )

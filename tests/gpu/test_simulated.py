@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulated import cublas, device
+from support.simulated import cublas, device, streams
 
 import minigrad as mg
 from minigrad.errors import DeviceError, OutOfMemoryError
@@ -25,7 +25,11 @@ def parameters(f):
 print(json.dumps({
     "module": {n: parameters(getattr(cupy, n)) for n in dir(cupy)},
     "array": dir(cupy.ndarray), "cuda": dir(cupy.cuda), "device": dir(cupy.cuda.Device),
-    "ufunc": cupy.add.__doc__.splitlines()[0], "pool": dir(cupy.cuda.MemoryPool), "raw": cupy.RawModule.__doc__,
+    "ufunc": cupy.add.__doc__.splitlines()[0], "pool": dir(cupy.cuda.MemoryPool),
+    "stream": dir(cupy.cuda.Stream), "graph": dir(cupy.cuda.Graph), "event": dir(cupy.cuda.Event),
+    "runtime": dir(cupy.cuda.runtime), "pinned": dir(cupy.cuda.PinnedMemoryPool),
+    "pinned_mem": dir(cupy.cuda.PinnedMemoryPointer), "pinned_names": dir(cupy.cuda.pinned_memory),
+    "raw": cupy.RawModule.__doc__,
     "products": dir(cupy._core._routines_linalg), "special": dir(cupyx.scipy.special),
     "linalg": {n: parameters(f) for n in dir(cupy.linalg) if callable(f := getattr(cupy.linalg, n))},
 }))
@@ -52,7 +56,18 @@ def test_every_name_is_one_of_cupy(real: Any) -> None:
     assert set(vars(device.cupy.cuda)) - later <= set(real["cuda"])
     assert {n for n in vars(cublas.Products) if not n.startswith("_")} - {"chosen"} <= set(real["products"])
     assert {n for n in vars(device.Device) if not n.startswith("_")} <= set(real["device"])
-    assert {n for n in vars(device.Pool) if not n.startswith("_")} <= set(real["pool"])
+    assert {n for n in vars(streams.MemoryPool) if not n.startswith("_")} <= set(real["pool"])
+    classes = {
+        "stream": streams.Stream,
+        "graph": streams.Graph,
+        "event": streams.Event,
+        "pinned": streams.PinnedMemoryPool,
+    }
+    for name, ours in classes.items():
+        assert {n for n in vars(ours) if not n.startswith("_")} <= set(real[name]), name
+    assert set(vars(device.cupy.cuda.runtime)) <= set(real["runtime"])
+    assert vars(streams.alloc_pinned_memory(1)).keys() <= set(real["pinned_mem"])
+    assert type(streams.alloc_pinned_memory(1).mem).__name__ in real["pinned_names"]
     assert set(device.SPECIAL.split()) <= set(real["special"]) and not {"iv", "ive", "jn", "stdtr"} & set(
         real["special"]
     )

@@ -139,7 +139,7 @@ def test_gradients_of_keys_hear_of_those_alone_that_see_them(case: str, length: 
 
 
 def test_a_query_hears_of_no_other(length: int) -> None:
-    """Neither a query beside it, nor one of another head or batch: huge, endless or not a number."""
+    """Neither a query beside it, nor one of another head or batch: huge, infinite or not a number."""
     q, k, v, g = arrays(length, np.float32)
     for options in ({}, {"is_causal": True}):
         out, dq, _, _ = run(q, k, v, g, options)
@@ -154,7 +154,7 @@ def test_a_query_hears_of_no_other(length: int) -> None:
 
 
 @pytest.mark.parametrize("number", ENDLESS)
-def test_who_sees_an_endless_value_gets_it(length: int, number: float) -> None:
+def test_who_sees_a_nonfinite_value_gets_it(length: int, number: float) -> None:
     q, k, v, g = arrays(length, np.float32)
     v[0, 0, length - 2, 5] = number
     out = run(q, k, v, g, {"is_causal": True})[0]
@@ -166,7 +166,7 @@ def test_who_sees_an_endless_value_gets_it(length: int, number: float) -> None:
 @pytest.mark.parametrize("special", [np.nan, np.inf])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("case", CASES)
-def test_an_endless_query_gives_keys_that_it_does_not_see_nothing(case, dtype, special, length) -> None:
+def test_a_nonfinite_query_gives_keys_that_it_does_not_see_nothing(case, dtype, special, length) -> None:
     """Their gradients are those where that query is 0 and its result counts for nothing."""
     options = CASES[case](length)
     q, k, v, g = arrays(length, dtype)

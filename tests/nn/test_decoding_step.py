@@ -39,7 +39,7 @@ def taken(request, monkeypatch):
     """How many blocks took the short way, on NumPy alone and with compiled loops."""
     before, calls, way = loops._state.wanted, [], decoding.position
     mg.set_compiled(False) if request.param == "numpy" else setattr(loops._state, "wanted", True)
-    monkeypatch.setattr(decoding, "position", lambda *args: calls.append(1) or way(*args))
+    monkeypatch.setattr(decoding, "position", lambda blocks, *args: calls.extend(blocks) or way(blocks, *args))
     yield calls
     loops._state.wanted = before
 
@@ -89,6 +89,31 @@ def test_a_position_equals_the_whole_text_without_a_cache(taken):
         whole = model(tokens).data
     np.testing.assert_allclose(logits_of(model, tokens), whole[:, 3:].swapaxes(0, 1), rtol=1e-11)
     assert taken
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}, KINDS["biases and norms of heads"]])
+@pytest.mark.parametrize(("small", "padded"), [(True, True), (True, False), (False, True)])
+def test_threads_share_sequences_or_matrices_and_change_no_bit(taken, monkeypatch, options, small, padded):
+    """As they do in wide models: sequences of usual matrices, else the rows of large ones."""
+    model, tokens = model_of(**options), np.random.default_rng(4).integers(0, 19, (19, 6))
+    padding = np.arange(19) % 3 if padded else None
+    expected, threads, found = (
+        ordinary(monkeypatch, lambda: logits_of(model, tokens, padding)),
+        mg.get_num_threads(),
+        [],
+    )
+    shared, run = [], decoding.run
+    monkeypatch.setattr(decoding, "MIN_PARALLEL_NS", 1 if small else 0)
+    monkeypatch.setattr(decoding, "NS_PER_WEIGHT", 0 if small else 1)
+    monkeypatch.setattr(decoding, "run", lambda tasks, *_: shared.append(len(tasks)) or run(tasks))
+    for count in (1, 2):
+        mg.set_num_threads(count)
+        found.append(logits_of(model, tokens, padding))
+    mg.set_num_threads(threads)
+    assert shared == ([3] * 6 if small and mg.is_compiled() else [])
+    assert found[0].tobytes() == found[1].tobytes()
+    tolerance = 32 * np.finfo(found[0].dtype).eps * abs(expected).max()
+    np.testing.assert_allclose(found[0], expected, rtol=0, atol=tolerance)
 
 
 def watched(model, seen):

@@ -35,6 +35,13 @@ def test_the_matrix_exponential_solves_a_linear_equation(times: list[float]) -> 
         np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-8, atol=1e-9)
 
 
+def test_a_list_with_tensors_is_a_state() -> None:
+    y = mg.Tensor(2.0, dtype="float64", requires_grad=True)
+    end = odeint(lambda y, t: -y, [y, 1.0], [0.0, 1.5], **TIGHT)[-1]
+    np.testing.assert_allclose(end.numpy(), [2 * np.exp(-1.5), np.exp(-1.5)], rtol=1e-9)
+    np.testing.assert_allclose(mg.grad(end.sum(), y)[0].numpy(), np.exp(-1.5), rtol=1e-9)
+
+
 def test_higher_derivatives() -> None:
     """The Hessian of ``y₀ e^(-k t)`` by k, y₀ and t."""
 

@@ -166,11 +166,14 @@ FROM_TRIANGLE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("units", [0, 2], ids=["exactly", "to rounding"])
 @pytest.mark.parametrize("name", FROM_TRIANGLE)
-def test_the_gradient_of_a_symmetric_matrix_is_symmetric(name: str) -> None:
+def test_the_gradient_of_a_symmetric_matrix_is_symmetric(name: str, units: int) -> None:
+    """A product such as ``Q diag(λ) Qᵀ`` is symmetric but for its roundings."""
     ours, theirs = FROM_TRIANGLE[name]
-    a = np.stack([symmetric(1, 2, 3, 5), symmetric(4, 1, 2, 9)])
-    a = mirrored(a)
+    a = mirrored(np.stack([symmetric(1, 2, 3, 5), symmetric(4, 1, 2, 9)]))
+    a[:, 1, 0] += units * np.finfo(a.dtype).eps
+    assert (a == a.swapaxes(-1, -2)).all() == (units == 0)
     x, t = leaf(a), torch.tensor(a, requires_grad=True)
     out, wanted = ours(x), theirs(t)
     up = RNG.normal(size=out.shape)

@@ -42,6 +42,20 @@ LISTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {  # of a 
     "var": (lambda x: mg.var([x, 3 * x], 0), lambda x: np.var([x, 3 * x], 0)),
     "norm": (lambda x: mg.norm([x, x]), lambda x: np.sqrt(2) * np.linalg.norm(x)),
     "norm of linalg": (lambda x: mg.linalg.norm([x[0], x[1]]), lambda x: np.hypot(x[0], x[1])),
+    "outer of linalg": (lambda x: mg.linalg.outer([x[0], x[1]], [x[2], 1]), lambda x: np.outer(x[:2], [x[2], 1])),
+    "quantile": (lambda x: mg.quantile(X, [x[0] / 2, x[2]]), lambda x: np.quantile(X, [x[0] / 2, x[2]])),
+    "norm.logpdf": (
+        lambda x: mg.stats.norm.logpdf([x[0], 1.0], x[1]),
+        lambda x: -((np.array([x[0], 1]) - x[1]) ** 2 + np.log(2 * np.pi)) / 2,
+    ),
+    "multivariate_normal": (
+        lambda x: mg.stats.multivariate_normal.logpdf([x[0], 1.0], [x[1], 0.0], [[1.0, 0.0], [0.0, x[2]]]),
+        lambda x: -((x[0] - x[1]) ** 2 + 1 / x[2] + np.log(x[2])) / 2 - np.log(2 * np.pi),
+    ),
+    "dirichlet": (  # of two components, a beta distribution
+        lambda x: mg.stats.dirichlet.logpdf([0.4, 0.6], [x[0] + 1, 1.0]),
+        lambda x: x[0] * np.log(0.4) + np.log(x[0] + 1),
+    ),
     "sum in places": (lambda x: mg.sum([x, x], 0), lambda x: x + x),
     "exp": (lambda x: mg.exp([x[0], 1.0]), lambda x: np.exp([x[0], 1.0])),
     "dot": (lambda x: mg.dot([x[0], x[1]], [x[1], x[2]]), lambda x: x[0] * x[1] + x[1] * x[2]),
@@ -144,6 +158,24 @@ def test_quantiles_are_numpys_and_have_a_slope_by_q() -> None:
     assert np.isnan(mg.median(np.array([1.0, np.nan])))
     with pytest.raises(ArgumentError, match="percentile"):
         mg.quantile(x, 50)
+
+
+@pytest.mark.parametrize("name", ["cumulative_sum", "cumulative_prod"])
+def test_a_cumulated_array_of_several_axes_needs_one(name: str) -> None:
+    ours = getattr(mg, name)
+    assert ours(3.0).tolist() == [3.0]
+    with pytest.raises(ArgumentError, match="the axis"):
+        ours(np.ones((2, 3)))
+    first = {"cumulative_sum": 0.0, "cumulative_prod": 1.0}[name]
+    assert ours(np.ones((2, 0)), axis=-1, include_initial=True).tolist() == [[first]] * 2
+    if hasattr(np, name):  # since NumPy 2.1
+        x = leaf()
+        out = getattr(np, name)(x, axis=0, include_initial=True)
+        assert out.tolist() == getattr(np, name)(X, include_initial=True).tolist()
+        out.sum().backward()
+        np.testing.assert_allclose(
+            x.grad, [3, 2, 1] if first == 0 else [1 + 1.3 + 1.3 * 0.4, 0.7 + 0.7 * 0.4, 0.7 * 1.3]
+        )
 
 
 def test_interp_is_numpys_at_and_between_knots() -> None:

@@ -230,6 +230,27 @@ def test_a_number_beside_a_tensor(case):
         assert len(outs) > 1 or outs[0].dtype in (np.float32, bool)
 
 
+@over([case for case in IN_NUMPY if case in WHOLE and case.operation.name not in ("drop", "reciprocal")])
+@pytest.mark.parametrize("number", [0.5, 2])
+def test_a_number_alone(case, number):
+    """A number in the place of the only array is what it is to NumPy; what NumPy refuses may have a result."""
+    args, kwargs = case.inputs()
+    if sum(isinstance(a, np.ndarray) for a in args) != 1 or not isinstance(args[0], np.ndarray):
+        return
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            theirs = listed(twin(case.operation, np)(number, *args[1:], **kwargs))
+        except (ValueError, TypeError, IndexError, AttributeError, ZeroDivisionError):
+            theirs = None
+        try:
+            ours = listed(case.operation(number, *args[1:], **kwargs))
+        except MiniGradError as error:
+            assert theirs is None and "has no attribute" not in str(error)
+        else:
+            check_close(ours, theirs or ours)
+
+
 @over([case for case in DIFFERENTIABLE if case in WHOLE])
 def test_rules_take_numbers_of_numpy(case):
     """Where a gradient has the shape (), NumPy hands rules and kernels a number: the same as an array of that shape.

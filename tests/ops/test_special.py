@@ -203,14 +203,14 @@ def test_outside_of_the_support_no_gradient_flows(name: str) -> None:
 
 
 def test_poisson() -> None:
-    k = np.array([-1, 0, 3, 2.5, 400])
-    mu = mg.Tensor([1.5, 0.0, 2.0, 2.0, 380.0], requires_grad=True)
+    k = np.array([-1, 0, 3, 2.5, 400, np.nan])
+    mu = mg.Tensor([1.5, 0.0, 2.0, 2.0, 380.0, 2.0], requires_grad=True)
     for method in ("pmf", "logpmf", "cdf", "sf", "logcdf", "logsf"):
         found = getattr(stats.poisson, method)(k, mu)
         wanted = getattr(scipy.stats.poisson, method)(k, mu.numpy())
         np.testing.assert_allclose(found.data, wanted, rtol=1e-12)
     found = mg.grad(stats.poisson.logpmf(k, mu).sum(), mu)[0].data
-    np.testing.assert_allclose(found, [0, -1, 0.5, 0, 400 / 380 - 1], rtol=1e-12)
+    np.testing.assert_allclose(found, [0, -1, 0.5, 0, 400 / 380 - 1, np.nan], rtol=1e-12)
     assert np.isnan(stats.poisson.pmf(1, -1.0))
 
 

@@ -71,6 +71,7 @@ FORMULAS: dict[str, Any] = {
     "cbrt": _pick(sympy.root(_size, 3), x > 0, -sympy.root(_size, 3)),
     "cbrt_slope": 1 / (3 * sympy.root(_size, 3) ** 2),
     "ceil": _ceil(x),
+    "copysign": _pick(_size, y > 0, -_size),
     "cos": sympy.cos(x),
     "cosh": sympy.cosh(x),
     "divide": x / y,
@@ -352,9 +353,6 @@ _MAGNIFIED = "e^u magnifies by u the rounding of u, a cubic of four roundings; h
 LIMITS: dict[tuple[str, int], tuple[float, str]] = {  # above 4 units, by order of the derivative, and why
     ("arctan", 2): (6, "1 + x², rounded twice, is divided by twice"),
     ("arctan2", 2): (6, "the radius, rounded, is divided by four times"),
-    ("cbrt", 1): (6, "NumPy's own cube root in float32, squared"),
-    ("cbrt", 2): (6, "the same"),
-    ("cbrt_slope", 0): (6, "the same"),
     ("gelu tanh", 0): (8, _MAGNIFIED),
     ("gelu tanh", 1): (8, _MAGNIFIED),
     ("gelu tanh", 2): (16, _MAGNIFIED),

@@ -224,6 +224,7 @@ LIMITS: dict[tuple[str, int], tuple[float, str]] = {  # about twice the worst of
     ("y1", 1): (40, f"{_OWN} in y0 and y1"),
     ("y1", 2): (8, f"{_OWN} in y0 and y1"),
     ("yn", 0): (8, _OWN),
+    ("yn", 2): (50, _NEAR),
     ("zeta", 1): (8, _OWN),
 }
 OWN = [title for (title, order), (_, why) in LIMITS.items() if order == 0 and why == _OWN]  # values that are SciPy's

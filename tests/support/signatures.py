@@ -26,7 +26,7 @@ HEADER = '''"""What ``{name}`` exports, as a caller sees it. Written by tests/su
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from minigrad.backend import Axes, DType, Shape
+from minigrad.backend import Axes, DType, Seed, Shape
 from minigrad.tensor import Operand, X
 '''
 

@@ -62,6 +62,20 @@ def _recurrence(n, a, b):
     return n.stack(rows, -1) if rows else n.zeros_like(b)
 
 
+def _cumulated(name, first):
+    """In NumPy since 2.1; the same calls of torch."""
+
+    def run(n, x, axis=None, include_initial=False):
+        x, axis = n.atleast_1d(x), axis or 0
+        out = getattr(n, name)(x, axis)
+        return n.concat([n.full_like(n.sum(out, axis, keepdims=True), first), out], axis) if include_initial else out
+
+    return run
+
+
+CUMULATED = {"cumulative_sum": _cumulated("cumsum", 0), "cumulative_prod": _cumulated("cumprod", 1)}
+
+
 def _norm(n, x, ord=2, axis=None, keepdims=False):
     if ord == math.inf and not x.size:  # 0, in NumPy from 2.4 on
         return n.max(abs(x), axis, keepdims=keepdims, initial=0)
@@ -250,6 +264,7 @@ def _matrix_norm(n, x, keepdims=False, ord="fro"):
 
 
 NUMPY = {
+    **CUMULATED,
     "matrix_norm": _matrix_norm,
     "substitute": lambda n, a, b, lower, unit_diagonal: _triangular(n, a, b, 0, lower, unit_diagonal),
     "solve_triangular": _triangular,
@@ -468,6 +483,7 @@ TORCH = {
     "root_sum_power": lambda t, x, ord, axis, keepdims: t.linalg.vector_norm(x, ord, axis, keepdims),
     "cumsum": _running("cumsum"),
     "cumprod": _running("cumprod"),
+    **CUMULATED,
     "linear_recurrence": _recurrence,
     "any": lambda t, x, axis=None, keepdims=False: t.any(x, _axes(x, axis), keepdims),
     "all": lambda t, x, axis=None, keepdims=False: t.all(x, _axes(x, axis), keepdims),

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minigrad import captures
 from minigrad.backend import Array, NDArray, array_module, to_device
 from minigrad.kernels.attention import attention
 from minigrad.kernels.attention_patterns import Pattern, pattern_of
 from minigrad.kernels.attention_tiles import dropout_scale, mask_shape, scale_of, sizes_of, threshold
-from minigrad.kernels.cuda.launching import THREADS, launch, uniform
+from minigrad.kernels.cuda.launching import THREADS, launch, seed_arguments, uniform
 
 FAR = 1 << 40
 PLACES = ("q", "k", "v", "g", "out", "dq", "dk", "dv")
@@ -64,7 +65,7 @@ class _Call:
 
     def __init__(
         self, q: Array, k: Array, v: Array, mask: Array | None, is_causal: bool, scale: Any, dropout_p: float,
-        seed: int, *shape: Any,
+        seed: Any, *shape: Any,
     ) -> None:  # fmt: skip
         self.xp, self.sizes, self.d = array_module(q), sizes_of(q, k, v, mask), q.shape[-1]
         n, h, group = math.prod(self.sizes.lead), self.sizes.heads, self.sizes.group
@@ -75,10 +76,10 @@ class _Call:
         pattern = pattern_of(is_causal, *shape)
         pattern.check(self.queries, self.keys)
         device = self.xp.cuda.Device().id
-        self.grid = _grid(device, pattern, self.queries, self.keys, self.tile) if pattern.grid else ()
+        self.grid = captures.keep(_grid(device, pattern, self.queries, self.keys, self.tile)) if pattern.grid else ()
         mask, steps = self.spread(mask)
         self.numbers = (*steps, h, group, self.queries, self.keys, self.d, *_band(pattern, self.grid))
-        chance = seed % 2**64, threshold(dropout_p), dropout_scale(dropout_p)
+        chance = *seed_arguments(seed), threshold(dropout_p), dropout_scale(dropout_p)
         self.options = (scale_of(scale, q), mask, *chance)
         self.defines = defines(
             head, q.itemsize, mask=mask is not None, dropout=dropout_p > 0, grid=pattern.grid is not None
@@ -111,7 +112,7 @@ class _Call:
         """Launch a kernel of a source; it is given the strides of ``places``, arrays by their names in the source."""
         steps = {n: [x.strides[axis] // x.itemsize for axis in range(3)] for n, x in places.items()}
         strides = [s for name in PLACES for s in steps.get(name, (0, 0, 0))]
-        call = _uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers))
+        call = captures.keep(_uploaded(self.xp, self.xp.cuda.Device().id, (*strides, *self.numbers)))
         inputs: list[Any] = list(places.values())
         pack = self.tile.pack
         aligned = all(x.data.ptr % (pack * x.itemsize) == 0 for x in inputs) and not any(s % pack for s in strides)

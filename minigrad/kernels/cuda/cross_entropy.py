@@ -4,36 +4,55 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigrad.backend import Array, array_module, is_floating
+import numpy as np
+
+from minigrad import captures
+from minigrad.backend import Array, array_module, is_floating, is_on_gpu
 from minigrad.kernels.cross_entropy import Targets, cross_entropy
 from minigrad.kernels.cuda.launching import Rows, uniform
 
 
-def targets_like(targets: Targets, logits: Array) -> Targets:
-    """Targets with ids on the device of the logits, -1 where a row doesn't count; ids of the host are uploaded."""
-    ids = array_module(targets.ids).where(targets.counted, targets.ids, -1).astype("int64")
-    return targets._replace(ids=array_module(logits).asarray(ids))
+def targets_like(shape: tuple[int, ...], like: Array, targets: Any, *options: Any) -> Targets:
+    """The targets of logits (..., V), checked, with ids on the device of ``like``, -1 where a row doesn't count.
+
+    Ids of the host are uploaded. In a CUDA graph they are checked, counted and uploaded at each replay.
+    """
+    xp, found = array_module(like), Targets.of(shape, like.dtype, targets, *options)
+    if is_on_gpu(targets):
+        return found._replace(ids=xp.where(found.counted, found.ids, -1).astype("int64"))
+    latest = [found]
+
+    def look_again() -> None:
+        latest[0] = Targets.of(shape, like.dtype, targets, *options)
+
+    captures.again(look_again)
+    ids = captures.uploaded(xp, lambda: np.where(latest[0].counted, latest[0].ids, -1).astype("int64"), targets)
+    return found._replace(ids=ids, weight=captures.number(lambda: latest[0].weight, np.float64))
 
 
 def reduced(losses: Array, targets: Targets, reduction: str) -> Array:
     """The result from the losses of the rows."""
     if reduction == "none":
         return losses.reshape(targets.shape).astype(targets.dtype)
-    weight = losses.dtype.type(targets.weight)  # first, since the sum alone may overflow
-    return (losses * weight).sum().astype(targets.dtype)
+    weighted = losses * weight_of(targets, losses.dtype)  # first, since the sum alone may overflow
+    return weighted.sum().astype(targets.dtype)
+
+
+def weight_of(targets: Targets, dtype: Any) -> Any:
+    """The weight of a row in a dtype: a number, or its place in a CUDA graph."""
+    return targets.weight.astype(dtype) if is_on_gpu(targets.weight) else dtype.type(targets.weight)
 
 
 def scales(g: Array, targets: Targets, work: Any) -> Array:
     """The upstream gradient of each row's loss."""
     xp = array_module(g)
-    return xp.ascontiguousarray(xp.broadcast_to(g.astype(work) * targets.weight, targets.shape)).reshape(-1)
+    return xp.ascontiguousarray(xp.broadcast_to(g.astype(work) * weight_of(targets, work), targets.shape)).reshape(-1)
 
 
 def _forward(
     logits: Array, targets: Any, ignore_index: int, label_smoothing: float, reduction: str
 ) -> tuple[Array, dict[str, Any]]:
-    labels = Targets.of(logits.shape, logits.dtype, targets, ignore_index, label_smoothing, reduction)
-    labels, rows = targets_like(labels, logits), Rows(logits)
+    labels, rows = targets_like(logits.shape, logits, targets, ignore_index, label_smoothing, reduction), Rows(logits)
     losses, shift, total = rows.empty(), rows.empty(), rows.empty()
     rows.launch("cross_entropy", "cross_entropy_forward", labels.ids, losses, shift, total, rows.width, label_smoothing)
     return reduced(losses, labels, reduction), {"labels": labels, "shift": shift, "total": total}

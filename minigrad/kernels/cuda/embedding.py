@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from minigrad.backend import Array, array_module, to_device_of
+from minigrad import captures
+from minigrad.backend import Array, array_module, device_of, made_on
 from minigrad.kernels.cuda.launching import launch, pack_of, threads_for, uniform
 from minigrad.kernels.embedding import check_embedding, embedding
 
 
 def _forward(ids: Any, weight: Array, padding_idx: int | None) -> tuple[Array, dict[str, Any]]:
     check_embedding(ids, weight, padding_idx)
+    captures.again(lambda: check_embedding(ids, weight, padding_idx))
     xp, width = array_module(weight), weight.shape[1]
     weight = xp.ascontiguousarray(weight)
     places = _places(ids, weight)
@@ -26,7 +28,7 @@ def _forward(ids: Any, weight: Array, padding_idx: int | None) -> tuple[Array, d
 
 def _places(ids: Any, like: Array) -> Array:
     """Ids as the kernels read them, on the device of ``like``; ids of the host are uploaded."""
-    return to_device_of(ids.astype(np.int64, copy=False).reshape(-1), like)
+    return made_on(device_of(like), lambda: ids.astype(np.int64, copy=False).reshape(-1), ids)
 
 
 def _backward(g: Array, ids: Any, weight_shape: Any, weight_dtype: Any, padding_idx: int | None) -> tuple[Array]:

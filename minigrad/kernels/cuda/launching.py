@@ -36,7 +36,7 @@ BLOCKS = 512  # that share out the rows where each keeps a sum of its own: few o
 ELEMENTS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double", np.dtype(np.float16): "Half"}
 NAMED: dict[Any, Callable[[], Any]] = {name: partial(np.dtype, dtype) for dtype, name in ELEMENTS.items()}
 NAMED["Bfloat16"] = bfloat16
-HERE = Path(__file__).parents[1]
+KERNELS = Path(__file__).parents[1]
 
 
 def element(dtype: Any) -> str | None:
@@ -71,10 +71,15 @@ def grid_for(size: int, pack: int = 1) -> int:
     return min(-(-size // (pack * THREADS)), 1 << 20)
 
 
+def seed_arguments(seed: Any) -> tuple[int, Array | None]:
+    """A seed as the kernels take it: a number, or the place on the device of one that a CUDA graph replays."""
+    return (0, seed) if is_array(seed) else (seed % 2**64, None)
+
+
 def source(path: Path) -> str:
     """A ``.cu`` with what all of them share in front, and the files of ours that it includes."""
-    text = re.sub(r'#include "(.+)"', lambda found: (HERE / found[1]).read_text(), path.read_text())
-    return f'{(HERE / "common.cuh").read_text()}\n#line 1 "{path.name}"\n{text}'
+    text = re.sub(r'#include "(.+)"', lambda found: (KERNELS / found[1]).read_text(), path.read_text())
+    return f'{(KERNELS / "common.cuh").read_text()}\n#line 1 "{path.name}"\n{text}'
 
 
 def options(dtype: Any, pack: int, defines: tuple[tuple[str, int | str], ...] = ()) -> tuple[str, ...]:
@@ -153,7 +158,7 @@ def launch(
     **defines: int | str,
 ) -> None:  # fmt: skip
     """Launch the kernel ``name`` of a source, for the dtype of ``like``; None stands for no array."""
-    kernel = _kernel(array_module(like), HERE / path, name, like.dtype, pack, tuple(sorted(defines.items())))
+    kernel = _kernel(array_module(like), KERNELS / path, name, like.dtype, pack, tuple(sorted(defines.items())))
     kernel((grid,) if isinstance(grid, int) else grid, block, args)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from minigrad.backend import Array, accumulator, array_module
 from minigrad.kernels.cross_entropy import Targets
-from minigrad.kernels.cuda.cross_entropy import reduced, scales, targets_like
+from minigrad.kernels.cuda.cross_entropy import reduced, scales, targets_like, weight_of
 from minigrad.kernels.cuda.launching import Rows, as_matrix, uniform
 from minigrad.kernels.linear_cross_entropy import OneShot, check_head, half_for, linear_cross_entropy
+from minigrad.ops._gemm import product
 
 LOGITS_BYTES = 512 << 20  # of logits at a time
 
@@ -19,11 +20,11 @@ def _forward(
 ) -> tuple[Array, dict[str, Any]]:  # fmt: skip
     check_head(x, weight, targets)
     shape = (*x.shape[:-1], len(weight))
-    labels = targets_like(Targets.of(shape, x.dtype, targets, ignore_index, label_smoothing, reduction), x)
+    labels = targets_like(shape, x, targets, ignore_index, label_smoothing, reduction)
     needs = needs if reduction != "none" else (False, False)
     half = half_for(x.dtype)
     losses, *gradients = _one_pass(x, weight, labels, _ones(labels, x), needs, half)
-    residuals = {"labels": labels, "gradients": OneShot([gradients] if any(needs) else []), "half": half}
+    residuals = {"heads": (labels, half), "gradients": OneShot([gradients] if any(needs) else [])}
     return reduced(losses, labels, reduction), residuals
 
 
@@ -48,7 +49,7 @@ def _one_pass(
     step = max(4, LOGITS_BYTES // max(1, len(weight) * rows.itemsize) // 4 * 4)  # losses begin where packs may
     for start in range(0, len(rows), step):
         chunk = slice(start, start + step)
-        logits = xp.matmul(rows[chunk], weight.T)
+        logits = product(rows[chunk], weight.T)
         matrix, ids, smoothing = Rows(logits), targets.ids[chunk], targets.smoothing
         shift, total = matrix.empty(), matrix.empty()
         matrix.launch(
@@ -58,21 +59,21 @@ def _one_pass(
             args = (ids, shift, total, scale[chunk], logits, matrix.width, smoothing)
             matrix.launch("cross_entropy", "cross_entropy_backward", *args)
         if gx is not None:
-            gx[chunk] = xp.matmul(logits, weight)
+            gx[chunk] = product(logits, weight)
         if gweight is not None:
-            gweight += xp.matmul(logits.T, rows[chunk])
+            gweight += product(logits.T, rows[chunk])
     return losses, None if gx is None else gx.reshape(x.shape), gweight
 
 
 def _backward(
-    g: Array, x: Array, weight: Array, labels: Targets, gradients: OneShot, half: Any, needs: tuple[bool, bool]
+    g: Array, x: Array, weight: Array, heads: tuple[Targets, Any], gradients: OneShot, needs: tuple[bool, bool]
 ) -> tuple[Any, ...]:
-    work = accumulator(x.dtype)
+    work, (labels, half) = accumulator(x.dtype), heads
     if g.ndim:
         _, *scaled = _one_pass(x, weight, labels, scales(g, labels, work), needs, half)
     else:  # on a GPU a multiplication costs less than to ask whether g is 1
         made = gradients.take() or _one_pass(x, weight, labels, _ones(labels, x), needs, half)[1:]
-        scaled = [None if a is None else a * (g.astype(work) * labels.weight) for a in made]
+        scaled = [None if a is None else a * (g.astype(work) * weight_of(labels, work)) for a in made]
     pairs = zip(scaled, (x, weight), strict=True)
     return tuple(None if a is None else a.astype(like.dtype, copy=False) for a, like in pairs)
 

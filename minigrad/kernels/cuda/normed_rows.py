@@ -12,7 +12,7 @@ from minigrad.kernels.linear_cross_entropy import half_for
 from minigrad.ops._gemm import multiply_into
 
 
-class Product(NamedTuple):
+class ProductRows(NamedTuple):
     """The rows of x (rows, d), normalised where there is a weight, in ``dtype``; and how to send a gradient back."""
 
     x: Array
@@ -20,7 +20,7 @@ class Product(NamedTuple):
     dtype: Any
 
     @classmethod
-    def of(cls, x: Array, weight: Array | None) -> Product:
+    def of(cls, x: Array, weight: Array | None) -> ProductRows:
         """In half precision under autocast, which leaves x and the weight of the norm in float32."""
         dtype = x.dtype if weight is None else half_for(x.dtype) or x.dtype
         return cls(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigrad.backend import Array, array_module
-from minigrad.kernels.cuda.normed_rows import Product, joined, takes, weight_gradient
+from minigrad.kernels.cuda.normed_rows import ProductRows, joined, takes, weight_gradient
 from minigrad.kernels.qkv_projection import check_projections, qkv_projection
 from minigrad.ops._gemm import multiply_into
 
@@ -14,7 +14,7 @@ def _forward(
     x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, eps: float, cos: None, sin: None
 ) -> tuple[tuple[Array, ...], dict[str, Any]]:
     check_projections(x, wq, wk, wv, norm_weight, eps)
-    product = Product.of(x, norm_weight)
+    product = ProductRows.of(x, norm_weight)
     n, inverse = product.forward(eps)
     weights = product.below(wq, wk, wv)
     out = multiply_into(array_module(x).empty((len(n), len(weights)), product.dtype), n, weights.T)
@@ -27,7 +27,7 @@ def _backward(
     g: tuple[Array, ...], x: Array, wq: Array, wk: Array, wv: Array, norm_weight: Any, cos: None, sin: None,
     inverse: Array, needs: tuple[bool, ...],
 ) -> tuple[Any, ...]:  # fmt: skip
-    product, xp = Product.of(x, norm_weight), array_module(x)
+    product, xp = ProductRows.of(x, norm_weight), array_module(x)
     product = product._replace(dtype=g[0].dtype)
     up = joined(g, len(product.x), product.dtype)
     gx = gnorm = None

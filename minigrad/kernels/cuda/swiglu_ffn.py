@@ -6,7 +6,7 @@ from typing import Any
 
 from minigrad.backend import Array, array_module, cast_to
 from minigrad.kernels.cuda.launching import THREADS, grid_for, launch, pack_of
-from minigrad.kernels.cuda.normed_rows import Product, takes, weight_gradient
+from minigrad.kernels.cuda.normed_rows import ProductRows, takes, weight_gradient
 from minigrad.kernels.swiglu_ffn import check_ffn, swiglu_ffn
 from minigrad.ops._gemm import multiply_into
 
@@ -23,7 +23,7 @@ def _forward(
     needs: tuple[bool, ...] = (False,) * 5,
 ) -> tuple[Array, dict[str, Any]]:  # fmt: skip
     check_ffn(x, w1, w3, w2, norm_weight, eps, recompute)
-    product, xp = Product.of(x, norm_weight), array_module(x)
+    product, xp = ProductRows.of(x, norm_weight), array_module(x)
     n, inverse = product.forward(eps)
     both = _gate_and_up(product, n, w1, w3)
     h = xp.empty((len(n), len(w1)), product.dtype)
@@ -33,7 +33,7 @@ def _forward(
     return out.reshape(*x.shape[:-1], len(w2)), {"gate": kept, "up": None, "inverse": inverse}
 
 
-def _gate_and_up(product: Product, n: Array, w1: Array, w3: Array) -> Array:
+def _gate_and_up(product: ProductRows, n: Array, w1: Array, w3: Array) -> Array:
     """Gate and up of each row side by side."""
     out = array_module(n).empty((len(n), 2 * len(w1)), product.dtype)
     return multiply_into(out, n, product.below(w1, w3).T)
@@ -44,7 +44,7 @@ def _backward(
     needs: tuple[bool, ...],
 ) -> tuple[Any, ...]:  # fmt: skip
     xp, both, d_ff = array_module(x), gate, len(w1)
-    product = Product.of(x, norm_weight)._replace(dtype=g.dtype)
+    product = ProductRows.of(x, norm_weight)._replace(dtype=g.dtype)
     upstream = xp.ascontiguousarray(g.reshape(len(product.x), -1))
     n = product.again(inverse) if any(needs[1:3]) or not len(both) else None
     if not len(both):

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from minigrad.backend import as_dtype
+from support.simulated import streams
 
 HANDLE = 0xB1A5  # of the current device
-alive: dict[int, tuple[Any, int, int]] = {}  # arrays, and the first and last address of memory that can be read
-launched: Any = lambda what: None  # which ``device`` sets, to count it
+alive: dict[int, tuple[Any, int, int, int]] = {}  # arrays, the first and last address of their memory, its device
+launched: Any = lambda *what: None  # which ``device`` sets, to count it
 calls: list[dict[str, Any]] = []  # the arguments of each call, by their names
 TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}  # cudaDataType_t
 COMPUTE = {0: (68, 77), 1: (70,), 2: (68,), 14: (68,)}  # the cublasComputeType_t that go with each
@@ -24,10 +25,10 @@ class CUBLASError(RuntimeError):
     """Raised where the real library gives a status other than success."""
 
 
-def note(array: Any) -> None:
+def note(array: Any, device: int) -> None:
     """Let the memory of an array be read as long as it lives."""
     key, (low, high) = id(array), np.lib.array_utils.byte_bounds(array)
-    alive[key] = weakref.ref(array, lambda _: alive.pop(key, None)), low, high
+    alive[key] = weakref.ref(array, lambda _: alive.pop(key, None)), low, high, device
 
 
 def check(condition: bool, what: str) -> None:
@@ -46,7 +47,7 @@ def matrices(pointer: int, dtype: Any, rows: int, columns: int, ld: int, stride:
     check(ld >= max(1, rows), f"ld of {name} is {ld}, for {rows} rows")
     length = (batch - 1) * stride + (columns - 1) * ld + rows
     first, last = pointer, pointer + length * dtype.itemsize
-    if not any(low <= first and last <= high for _, low, high in list(alive.values())):
+    if not any(low <= first and last <= high for _, low, high, _ in list(alive.values())):
         raise CUBLASError(f"an illegal memory access: {name} at {pointer:#x}, {length} numbers of {dtype}")
     check(pointer % dtype.itemsize == 0, f"{name} is not aligned")
     memory = np.frombuffer((ctypes.c_char * (length * dtype.itemsize)).from_address(pointer), dtype)
@@ -56,8 +57,24 @@ def matrices(pointer: int, dtype: Any, rows: int, columns: int, ld: int, stride:
 
 def gemmStridedBatchedEx(*args: Any) -> None:
     """gemmStridedBatchedEx(intptr_t handle, int transa, int transb, int m, int n, int k, size_t alpha, size_t A, int Atype, int lda, long long strideA, size_t B, int Btype, int ldb, long long strideB, size_t beta, size_t C, int Ctype, int ldc, long long strideC, int batchCount, int computeType, int algo)"""  # noqa: E501
+    refuse_capture()
+    multiply(*args)
+
+
+def refuse_capture() -> None:
+    """CuPy hands nothing to cuBLAS while the current stream is captured."""
+    if streams.recording():
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+
+
+def multiply(*args: Any) -> None:
+    """The product of a call, checked."""
     assert len(args) == len(NAMES) and all(type(arg) is int for arg in args)
-    launched("gemm")
+    shown = args
+    if at_work := streams.recording():
+        pointers = {NAMES.index(name) for name in ("A", "B", "C")}
+        shown = tuple(at_work.place(arg) if k in pointers else arg for k, arg in enumerate(args))
+    launched("gemm", *shown)
     calls.append(dict(zip(NAMES, args, strict=True)))
     a = SimpleNamespace(**calls[-1])
     check(a.handle == HANDLE, "handle")
@@ -78,13 +95,45 @@ def gemmStridedBatchedEx(*args: Any) -> None:
     right = matrices(a.B, dtype, *sizes[1], a.ldb, a.strideB, a.batchCount, "B")
     result = as_dtype(TYPES[a.Ctype])
     out = matrices(a.C, result, a.m, a.n, a.ldc, a.strideC, a.batchCount, "C")
-    left, right = (x.astype(np.float64 if a.Atype == 1 else np.float32) for x in (left, right))
-    if a.computeType == 77:
-        left, right = to_tf32(left), to_tf32(right)
-    left = left.swapaxes(1, 2) if a.transa else left
-    right = right.swapaxes(1, 2) if a.transb else right
-    with np.errstate(all="ignore"):
-        out[...] = (left @ right + (out.astype(left.dtype) if beta else 0)).astype(result)
+    left, right = (x.swapaxes(1, 2) if turned else x for x, turned in ((left, a.transa), (right, a.transb)))
+
+    def effect() -> None:
+        x, y = (side.swapaxes(1, 2) for side in (right, left))  # rows as NumPy has them: the bits are ``product``'s
+        x, y = (side[0] for side in (x, y)) if a.batchCount == 1 else (x, y)
+        x, y = (side.astype(np.float64 if a.Atype == 1 else np.float32, copy=a.Atype > 1) for side in (x, y))
+        if a.computeType == 77:
+            x, y = to_tf32(x), to_tf32(y)
+        with np.errstate(all="ignore"):
+            found = x @ y
+            rows = out.swapaxes(1, 2)
+            rows[...] = (found + (rows.astype(found.dtype) if beta else 0)).astype(result)
+
+    streams.perform(effect)
+
+
+class Library:
+    """cuBLAS itself, as ctypes has it, with the functions that are called inside of a capture."""
+
+    def __init__(self) -> None:
+        self.stream, self.workspace = 0, (0, 0)
+
+    def cublasCreate_v2(self, handle: int) -> int:
+        ctypes.c_void_p.from_address(handle).value = HANDLE
+        return 0
+
+    def cublasSetStream_v2(self, handle: int, stream: int) -> int:
+        self.stream, self.workspace = stream, (0, 0)
+        return 0 if handle == HANDLE else 1
+
+    def cublasSetWorkspace_v2(self, handle: int, pointer: int, size: int) -> int:
+        self.workspace = pointer, size
+        return 0 if handle == HANDLE and pointer % 16 == 0 else 7
+
+    def cublasGemmStridedBatchedEx(self, *args: Any) -> int:
+        if streams.get_current_stream().ptr != self.stream or not self.workspace[1]:
+            return 1
+        multiply(*args)
+        return 0
 
 
 NAMES = re.findall(r"(\w+)[,)]", gemmStridedBatchedEx.__doc__ or "")

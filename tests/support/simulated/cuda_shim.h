@@ -197,6 +197,11 @@ static void load_matrices(bool transposed, const void* line, unsigned (&to)[4]) 
 }  // namespace shim
 
 static inline void __syncthreads() { shim::yield(true); }
+static inline int atomicMax(int* place, int value) {
+    int before = *place;
+    *place = std::max(before, value);
+    return before;
+}
 static inline int __syncthreads_or(int value) {
     std::memcpy(&shim::lanes[shim::current], &value, sizeof(int));
     shim::yield(true);

@@ -26,7 +26,6 @@ from minigrad.engine.core import Primitive, SequencePrimitive
 from minigrad.engine.fused import Fused
 from minigrad.engine.registry import Composite
 from minigrad.instruments import observe
-from minigrad.messages import explain
 from minigrad.tensor import Tensor
 from support.simulated import device
 
@@ -104,5 +103,4 @@ def make_default() -> None:
     )
     Tensor.grad = Tensor.grad.setter(taking(Tensor.grad.fset))  # type: ignore
     observe.OURS += (HERE[0],)  # whose lines an error does not name
-    explain.OURS += (HERE[0],)  # nor does it take them for the user's
     device.lenient = called_by_a_test

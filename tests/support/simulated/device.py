@@ -13,18 +13,21 @@ The numbers lie in the host's memory and NumPy computes with them, but through a
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-import time
 import types
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from support.simulated import cublas, kernels
+import minigrad.machine.cublas as raw
+from minigrad.messages import explain
+from support.simulated import cublas, kernels, nccl, streams
+from support.simulated.streams import computed, perform
 
 DEVICES = 2
 # fmt: off
@@ -134,16 +137,25 @@ state = State()
 
 
 def wait() -> None:
-    """The host waits for the device."""
+    """The host waits for the device, which a stream that is captured refuses."""
+    if at_work := streams.recording():
+        at_work.refuse()
     state.synchronisations += 1
 
 
-def launch(what: str) -> None:
+def launch(what: str, *operands: Any) -> None:
     """A kernel is launched, or an array is uploaded."""
     state.launches[what] += 1
+    if at_work := streams.recording():
+        at_work.log.append((what, *map(at_work.shown, operands)))
 
 
-cublas.launched = launch
+def freed() -> None:
+    state.freed += 1
+
+
+cublas.launched = streams.launched = launch
+streams.waited, streams.freed, streams.limit = wait, freed, lambda: state.limit
 
 
 def lenient() -> bool:
@@ -174,8 +186,22 @@ def device(value: Any) -> Any:
 
 
 def _call(function: Any, args: Any, kwargs: Any) -> Any:
-    with np.errstate(all="ignore"):  # a GPU doesn't warn
-        return function(*map(host, args), **{key: host(value) for key, value in kwargs.items()})
+    hosts, named = [host(a) for a in args], {key: host(value) for key, value in kwargs.items()}
+    return computed(lambda: function(*hosts, **named), *_arrays_in([*hosts, *named.values()]))
+
+
+def _arrays_in(values: Any) -> list[Any]:
+    return [a for value in values for a in (_arrays_in(value) if isinstance(value, list | tuple) else (value,))]
+
+
+def _change(function: Any, *hosts: Any, **named: Any) -> None:
+    """Call a function that writes to arrays, with what NumPy computes with in their places."""
+
+    def effect() -> None:
+        with np.errstate(all="ignore"):
+            function(*hosts, **named)
+
+    perform(effect)
 
 
 class ndarray:
@@ -189,11 +215,15 @@ class ndarray:
 
     @classmethod
     def _of(cls, array: Any, owner: Any = None) -> ndarray:
-        if state.limit is not None and owner is None and array.nbytes > state.limit:
-            allocator(array.nbytes)
         made = object.__new__(cls)
+        at_work = streams.recording()
+        if owner is None and (at_work or (state.limit is not None and array.nbytes > state.limit)):
+            pool = streams.allocators[0](array.nbytes)
+            if at_work:
+                at_work.allocated(array, pool)
+                weakref.finalize(made, pool._freed.append, array.nbytes)
         made._host, made._device, made.base = array, state.current, owner
-        cublas.note(array)
+        cublas.note(array, made._device)
         return made
 
     # what it is
@@ -280,36 +310,42 @@ class ndarray:
         return len(self._host)
 
     def __getitem__(self, index: Any) -> ndarray:
-        found = self._view(np.asarray(self._host[_wrapped(host(_indices(index)), self.shape)]))
+        at = host(_indices(index))
+        read = lambda: np.asarray(self._host[_wrapped(at, self.shape)])
+        found = self._view(computed(read, self._host))
         if found.base is None and found.size:
-            launch("getitem")
+            launch("getitem", self, at)
         return found
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        launch("setitem")
-        with np.errstate(all="ignore"):
-            self._host[_wrapped(host(_indices(index)), self.shape)] = host(value)
+        at, new = host(_indices(index)), host(value)
+        launch("setitem", self, at, new)
+
+        def write(target: Any, at: Any, new: Any) -> None:
+            target[_wrapped(at, target.shape)] = new
+
+        _change(write, self._host, at, new)
 
     # other arrays of the same numbers
     def astype(self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True) -> Any:
         if not copy and self.dtype == dtype:
             return self
-        launch("astype")
+        launch("astype", self, np.dtype(dtype))
         return device(_call(lambda x: x.astype(dtype, order), (self,), {}))
 
     def copy(self, order: str = "C") -> ndarray:
-        launch("copy")
-        return ndarray._of(self._host.copy(order))
+        launch("copy", self)
+        return ndarray._of(computed(lambda: self._host.copy(order)))
 
     def fill(self, value: Any) -> None:
-        launch("fill")
-        self._host.fill(host(value))
+        launch("fill", self, value)
+        _change(lambda target, value: target.fill(value), self._host, host(value))
 
     def view(self, dtype: Any) -> ndarray:
         return self._view(self._host.view(dtype))
 
     def reshape(self, *shape: Any) -> ndarray:
-        found = self._view(self._host.reshape(*shape))
+        found = self._view(computed(lambda: self._host.reshape(*shape), self._host))
         if found.base is None and found.size:
             launch("copy")
         return found
@@ -321,7 +357,7 @@ class ndarray:
         return self._view(self._host.swapaxes(a, b))
 
     def ravel(self) -> ndarray:
-        return self._view(self._host.ravel())
+        return self._view(computed(self._host.ravel, self._host))
 
     def squeeze(self, axis: Any = None) -> ndarray:
         return self._view(self._host.squeeze(axis))
@@ -375,12 +411,18 @@ def _function(name: str, allowed: set[str]) -> Any:
         if name in WAITING:
             wait()
         if name not in SILENT:
-            launch(name)
+            launch(name, args, tuple(kwargs.items()))
         out = kwargs.pop("out", None)
+        if name == "matmul":
+            cublas.refuse_capture()
         run = cublas.product if name == "matmul" else getattr(np, name)
-        result = _call(run if out is None else functools.partial(run, out=out._host), args, kwargs)
-        if out is not None:
+        if out is not None or name == "copyto":
+            named = {key: host(value) for key, value in (kwargs | ({} if out is None else {"out": out})).items()}
+            _change(run, *map(host, args), **named)
             return out
+        if name.startswith("empty"):  # nothing is written
+            return device(run(*map(host, args), **{key: host(value) for key, value in kwargs.items()}))
+        result = _call(run, args, kwargs)
         views = next((a for a in args if isinstance(a, ndarray)), None)
         if isinstance(result, np.ndarray) and views is not None:
             return views._view(result)
@@ -419,13 +461,13 @@ def _operator(name: str) -> Any:
         if any(type(other).__module__.startswith("minigrad") or hasattr(other, "_requires_grad") for other in others):
             return NotImplemented
         if plain != "matmul":
-            launch(plain)
+            launch(plain, self, others)
         result = _call(lambda x, *y: getattr(x, name)(*y), (self, *others), {})
         return result if result is NotImplemented else device(result)
 
     def in_place(self: ndarray, other: Any) -> Any:
-        launch(plain)
-        _call(lambda x, y: getattr(x, name)(y), (self, other), {})
+        launch(plain, self, other)
+        _change(lambda x, y: getattr(x, name)(y), host(self), host(other))
         return self
 
     plain = name.strip("_")
@@ -458,42 +500,16 @@ class Ufunc:
         if self.name not in ("add", "maximum", "minimum") or a.dtype not in (np.float32, np.float64, np.int32,
                                                                             np.int64, np.uint64):  # fmt: skip
             raise TypeError(f"no {self.name}.at for {a.dtype}")
-        getattr(np, self.name).at(a._host, _wrapped(host(_indices(index)), a.shape), host(values))
+        run, at, new = getattr(np, self.name).at, host(_indices(index)), host(values)
+        _change(lambda target: run(target, _wrapped(at, target.shape), new), a._host)
 
 
 # ---- memory and devices ---------------------------------------------------------------------------------------------
 
 
-class OutOfMemoryError(MemoryError):
-    """Raised by the pool where a device is full."""
-
-
-class Pool:
-    """The memory pool; ``limit`` of the state makes it fail."""
-
-    def malloc(self, size: int) -> Any:
-        if state.limit is not None and size > state.limit:
-            raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
-        return size
-
-    def free_all_blocks(self) -> None:
-        state.freed += 1
-
-    def used_bytes(self) -> int:
-        return 0
-
-    def total_bytes(self) -> int:
-        return 0
-
-
-pool = Pool()
-allocator: Any = pool.malloc
-
-
 def set_allocator(function: Any = None) -> None:
     """What allocates from now on."""
-    global allocator
-    allocator = function or pool.malloc
+    streams.allocators[0] = function or streams.pool.malloc
 
 
 class Device:
@@ -515,6 +531,13 @@ class Device:
     def __exit__(self, *_: object) -> None:
         state.current = self._before.pop()
 
+    def use(self) -> None:
+        state.current = self.id
+
+    @property
+    def pci_bus_id(self) -> str:
+        return f"0000:0{self.id}:00.0"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and other.id == self.id
 
@@ -525,22 +548,14 @@ class Device:
         wait()
 
 
-class Event:
-    """A moment on the stream, which here is that of its recording."""
-
-    def record(self) -> None:
-        self.at = time.perf_counter()
-
-    def synchronize(self) -> None:
-        wait()
-
-
 def array(obj: Any, dtype: Any = None, copy: bool = True, order: str = "K") -> ndarray:
     """A new array of the current device, from one of any device or of the host."""
     if isinstance(obj, list | tuple) and any(isinstance(part, ndarray) for part in obj):
         obj = [part._host for part in obj]
-    launch("copy" if isinstance(obj, ndarray) else "upload")
-    found = np.array(obj._host if isinstance(obj, ndarray) else obj, dtype=dtype, order=order)
+    launch("copy" if isinstance(obj, ndarray) else "upload", obj if isinstance(obj, ndarray) else None)
+    if not isinstance(obj, ndarray) and np.ndim(obj):
+        streams.alloc_pinned_memory(np.asarray(obj).nbytes)
+    found = computed(lambda: np.array(obj._host if isinstance(obj, ndarray) else obj, dtype=dtype, order=order))
     if found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16":
         raise ValueError(f"Unsupported dtype {found.dtype}")
     return ndarray._of(found)
@@ -555,9 +570,9 @@ def asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, b
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
     """The array itself where it lies in row order; at least one axis."""
-    found = np.ascontiguousarray(host(a), dtype)
+    found = computed(lambda: np.ascontiguousarray(host(a), dtype), host(a))
     if found is not host(a):
-        launch("copy")
+        launch("copy", a)
     return a if found is host(a) else a._view(found)
 
 
@@ -604,8 +619,9 @@ class RawModule:
         run = kernels.load(self.code, self.options, name)
 
         def call(grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
-            launch(name)
-            run(grid, block, [value._host if isinstance(value, ndarray) else value for value in args])
+            launch(name, tuple(grid), tuple(block), tuple(args))
+            hosts = [value._host if isinstance(value, ndarray) else value for value in args]
+            _change(lambda: run(grid, block, hosts))
 
         return call
 
@@ -630,7 +646,8 @@ def _module() -> Any:
     tricks = types.SimpleNamespace(as_strided=as_strided, sliding_window_view=sliding_window_view)
     module.lib = types.SimpleNamespace(stride_tricks=tricks)
     module.linalg = types.SimpleNamespace(**{name: _solver(name, set(takes.split())) for name, takes in LINALG.items()})
-    module.get_default_memory_pool = lambda: pool
+    module.get_default_memory_pool = lambda: streams.pool
+    module.get_default_pinned_memory_pool = lambda: streams.pinned_pool
     module.cuda = types.SimpleNamespace(
         Device=Device,
         runtime=types.SimpleNamespace(
@@ -639,21 +656,32 @@ def _module() -> Any:
             memGetInfo=lambda: (2**34, 2**34),
             getDeviceProperties=lambda device: {"name": b"simulated"},
             driverGetVersion=lambda: 0,
-            runtimeGetVersion=lambda: 0,
+            runtimeGetVersion=lambda: 12000,
+            CUDARuntimeError=streams.CUDARuntimeError,
         ),
-        memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
-        get_allocator=lambda: allocator,
+        memory=types.SimpleNamespace(OutOfMemoryError=streams.OutOfMemoryError),
+        get_allocator=lambda: streams.allocators[0],
         set_allocator=set_allocator,
-        Event=Event,
+        using_allocator=streams.using_allocator,
+        MemoryPool=streams.MemoryPool,
+        set_pinned_memory_allocator=streams.set_pinned_memory_allocator,
+        alloc_pinned_memory=streams.alloc_pinned_memory,
+        Stream=streams.Stream,
+        Graph=streams.Graph,
+        Event=streams.Event,
+        get_current_stream=streams.get_current_stream,
         get_elapsed_time=lambda start, end: 1e3 * (end.at - start.at),
         cublas=cublas,
     )
     module._core = types.SimpleNamespace(_routines_linalg=cublas.Products)
-    module.__version__, module.__file__ = "14.0.0 (simulated)", __file__
+    module.__version__ = "14.0.0 (simulated)"
     return module
 
 
 cupy = _module()
+explain.OURS += (str(Path(__file__).parent),)  # an error does not take its functions for the user's
+
+library = cublas.Library()
 
 SPECIAL = """
     beta betainc betaln digamma entr erf erfc erfcinv erfcx erfinv gamma gammainc gammaincc gammaln i0 i0e i1 i1e j0 j1
@@ -676,7 +704,10 @@ def modules() -> dict[str, Any]:
     """What stands for CuPy in ``sys.modules``; nothing real of it, which may have been imported, is left beside it."""
     cupyx: Any = types.ModuleType("cupyx")
     cupyx.errstate = lambda **_: contextlib.nullcontext()  # NumPy raises in any case
-    found = {"cupy": cupy, "cupyx": cupyx}
+    raw.library = lambda cupy: library
+    cuda: Any = types.ModuleType("cupy.cuda")
+    cuda.nccl = nccl
+    found = {"cupy": cupy, "cupyx": cupyx, "cupy.cuda": cuda}  # of cupy.cuda what is imported from it
     return {**found, "cupyx.scipy.special": special()} if find_spec("scipy") else found
 
 
@@ -687,6 +718,7 @@ def installed() -> Iterator[Any]:
     before = {name: sys.modules.pop(name) for name in ours if name in sys.modules}
     sys.modules.update(ours)
     state.synchronisations, state.current, state.limit = 0, 0, None
+    streams.recordings.clear()
     cublas.calls.clear()
     cublas.Products.chosen = cublas.Products.COMPUTE_TYPE_DEFAULT
     try:
